@@ -15,6 +15,7 @@
 #include "dataset/source/shard_list.h"
 #include "store/base/decimal.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -66,13 +67,13 @@ Result<> DataSet::Impl::watch_metadata() {
 }
 
 void DataSet::Impl::want_look() {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   look_wanted = true;
   follower.wake();
 }
 
 void DataSet::Impl::set_refused(std::string what) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   refused = std::move(what);
 }
 
@@ -81,7 +82,7 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
   SampleSourceRef known;
   DataParallel dp;
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     // What is shown while it is looked at anew may be of what was there before.
     if (now.source && now.source == indexed_text && now.saved == indexed_saved && !indexing)
       known = source;
@@ -113,7 +114,7 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
 }
 
 void DataSet::Impl::take_over(const DataSetState& now) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   state = now;
   std::map<uint64_t, ShownGenerationRef> next;
   if (now.plan && now.order && source != nullptr && now.source == indexed_text &&
@@ -139,7 +140,7 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
     }
     PTC_TRY(look_at_layout());  // of which this node may not have heard yet: what fits it must not
                                 // be refused
-    std::lock_guard lock(changes);
+    MutexLock lock(changes);
     PTC_TRY(const DataSetState now, record.update(change));
     take_over(now);
     return ok();
@@ -157,7 +158,7 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
 
 std::optional<StepPool::Time> DataSet::Impl::follow() {
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     if (!look_wanted) return std::nullopt;
     looking = true;
     look_wanted = false;
@@ -165,7 +166,7 @@ std::optional<StepPool::Time> DataSet::Impl::follow() {
   }
   const Result<> looked = look();
   if (options.changed) options.changed();
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   looking = false;
   looks_done = looks_begun;
   changed.notify_all();
@@ -179,7 +180,7 @@ Result<> DataSet::Impl::look_at_layout() {
   if (options.dp_key.empty()) return ok();
   PTC_TRY(const auto entry, options.meta->get(options.dp_key));
   const std::optional<DataParallel> dp = entry ? options.dp_of(entry->value) : std::nullopt;
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (dp) seen = *dp;
   return ok();
 }
@@ -190,18 +191,19 @@ Result<> DataSet::Impl::look() {
   std::string why;
   DataSetState now;
   {
-    std::lock_guard lock(changes);
+    MutexLock lock(changes);
     PTC_TRY(now, record.read());
-    const Result<DataSetState> updated =
-        record.update([&](DataSetState& next) { return bring_up_to_date(next); });
+    const Result<DataSetState> updated = record.update(
+        [&](DataSetState& next) PTC_REQUIRES(changes) { return bring_up_to_date(next); });
     if (updated) now = updated.value();
     if (!updated && updated.error().code() != Code::kInvalidArgument) return updated.error();
     if (!updated) why = updated.error().message();
     take_over(now);
   }
   std::optional<std::string> to_index;
+  auto into = std::make_shared<IndexProgress>();
   {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     pending = why;
     loaded = true;
     changed.notify_all();
@@ -214,16 +216,19 @@ Result<> DataSet::Impl::look() {
     indexed_saved = now.saved;
     indexing = to_index.has_value();
     index_error.clear();
-    progress = std::make_shared<IndexProgress>();
+    progress = into;
   }
   end_indexing();
-  return to_index ? begin_indexing(now, progress) : ok();
+  return to_index ? begin_indexing(now, std::move(into)) : ok();
 }
 
 Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
                                        std::shared_ptr<IndexProgress> into) {
   indexer = std::make_shared<Indexer>();
-  indexer->of = this;
+  {
+    MutexLock own(indexer->mutex);
+    indexer->of = this;
+  }
   auto index = [self = indexer, text = *now.source, number = now.saved ? now.saved->number : 0,
                 access = access_for(now.saved), into = std::move(into),
                 path = options.directory + "/dataset.index"] {
@@ -233,12 +238,12 @@ Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
       spec.saved = number;
       return open_source(spec, path, *into, self->stop.get_token(), 0, access);
     });
-    std::lock_guard own(self->mutex);
+    MutexLock own(self->mutex);
     self->ended = true;
     self->ended_changed.notify_all();
     if (self->of == nullptr || self->stop.stop_requested()) return;
     Impl& impl = *self->of;
-    std::lock_guard lock(impl.mutex);
+    MutexLock lock(impl.mutex);
     impl.indexing = false;
     impl.source = opened ? std::move(opened).value() : nullptr;
     if (!opened) impl.index_error = opened.error().message();
@@ -249,7 +254,7 @@ Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
   try {
     std::thread(std::move(index)).detach();
   } catch (const std::system_error& error) {
-    std::lock_guard lock(mutex);
+    MutexLock lock(mutex);
     indexed_text.reset();  // begun again
     return make_error(Code::kUnavailable, "no thread to index the source: {}", error.what());
   }
@@ -259,16 +264,17 @@ Result<> DataSet::Impl::begin_indexing(const DataSetState& now,
 void DataSet::Impl::end_indexing() {
   if (indexer == nullptr) return;
   indexer->stop.request_stop();
-  std::unique_lock lock(indexer->mutex);
+  UniqueLock lock(indexer->mutex);
   // It ends at once, unless a file system does not answer.
-  indexer->ended_changed.wait_for(lock, kIndexingEnds, [&] { return indexer->ended; });
+  indexer->ended_changed.wait_for(indexer->mutex, kIndexingEnds,
+                                  [&]() PTC_REQUIRES(indexer->mutex) { return indexer->ended; });
   indexer->of = nullptr;
   lock.unlock();
   indexer = nullptr;
 }
 
 void DataSet::Impl::end_checking(const Check* only) {
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (only != nullptr && checking.get() != only) return;
   if (checking != nullptr) std::stop_source(checking->stop).request_stop();
   checking = nullptr;
@@ -288,7 +294,7 @@ Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(cons
       64;  // of all jobs: those that hang stay until their file system answers
   constexpr std::chrono::seconds kKnown{10};
   static std::atomic<int> running{0};
-  std::lock_guard lock(mutex);
+  MutexLock lock(mutex);
   if (checking != nullptr && checking->text == text && checking->by == by) {
     const bool ended =
         checking->answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
@@ -348,24 +354,26 @@ std::unique_ptr<DataSet> DataSet::open(DataSetOptions options) {
 }
 
 Result<> DataSet::loaded() const {
-  std::unique_lock lock(impl_->mutex);
-  if (impl_->changed.wait_for(lock, kLoads, [&] { return impl_->loaded; })) return ok();
+  MutexLock lock(impl_->mutex);
+  if (impl_->changed.wait_for(impl_->mutex, kLoads,
+                              [&]() PTC_REQUIRES(impl_->mutex) { return impl_->loaded; }))
+    return ok();
   return make_error(Code::kUnavailable, "the metadata of the data set cannot be read: {}",
                     impl_->pending.empty() ? "no answer" : impl_->pending);
 }
 
 bool DataSet::is_loaded() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return impl_->loaded;
 }
 
 std::optional<std::string> DataSet::source_text() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return impl_->state.source;
 }
 
 std::optional<std::string> DataSet::order_text() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return impl_->state.order;
 }
 
@@ -394,7 +402,7 @@ Result<> DataSet::save_source(const std::string& text, const User& by,
 }
 
 Result<> DataSet::save_order(const std::string& text) {
-  return impl_->decide([&](DataSetState& next) -> Result<> {
+  return impl_->decide([&](DataSetState& next) PTC_REQUIRES(impl_->changes) -> Result<> {
     const auto spec = OrderSpec::parse(text);
     if (!spec) return Error(spec.error()).with_context("order.json");
     next.order = text;
@@ -436,7 +444,7 @@ Result<> DataSet::remove() {
 }
 
 std::string DataSet::consumed_text() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   return fmt::format("{}\n", impl_->state.consumed);
 }
 
@@ -464,7 +472,7 @@ Result<> DataSet::save_consumed(std::string_view text) {
     }
     DataParallel dp;
     {
-      std::lock_guard lock(impl_->mutex);
+      MutexLock lock(impl_->mutex);
       dp = next.dp_now(impl_->seen);
     }
     const std::optional<OrderSpec> order = next.order_spec();
@@ -479,7 +487,7 @@ Result<> DataSet::save_consumed(std::string_view text) {
 }
 
 void DataSet::set_dp(DataParallel dp) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   if (impl_->seen == dp) return;
   impl_->seen = dp;
   impl_->look_wanted = true;
@@ -500,29 +508,30 @@ Result<> DataSet::check_dp(uint64_t ranks) const {
 }
 
 void DataSet::catch_up() {
-  std::unique_lock lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   impl_->look_wanted = true;
   impl_->follower.wake();
   const uint64_t next =
       impl_->looks_begun + 1;  // the one under way may have read before it was decided
-  impl_->changed.wait_for(lock, kCatchesUp, [&] { return impl_->looks_done >= next; });
+  impl_->changed.wait_for(impl_->mutex, kCatchesUp,
+                          [&]() PTC_REQUIRES(impl_->mutex) { return impl_->looks_done >= next; });
 }
 
 std::vector<uint64_t> DataSet::generations() const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   std::vector<uint64_t> numbers;
   for (const auto& [number, generation] : impl_->shown) numbers.push_back(number);
   return numbers;
 }
 
 ShownGenerationRef DataSet::generation(uint64_t number) const {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   const auto found = impl_->shown.find(number);
   return found == impl_->shown.end() ? nullptr : found->second;
 }
 
 void DataSet::note_read_error(const Error& error) {
-  std::lock_guard lock(impl_->mutex);
+  MutexLock lock(impl_->mutex);
   std::deque<std::string>& errors = impl_->read_errors;
   if (std::find(errors.begin(), errors.end(), error.message()) != errors.end()) return;
   if (errors.size() == kMostReadErrors) errors.pop_front();
@@ -530,9 +539,10 @@ void DataSet::note_read_error(const Error& error) {
 }
 
 void DataSet::wait_settled() const {
-  std::unique_lock lock(impl_->mutex);
-  impl_->changed.wait(lock,
-                      [&] { return !impl_->look_wanted && !impl_->looking && !impl_->indexing; });
+  MutexLock lock(impl_->mutex);
+  impl_->changed.wait(impl_->mutex, [&]() PTC_REQUIRES(impl_->mutex) {
+    return !impl_->look_wanted && !impl_->looking && !impl_->indexing;
+  });
 }
 
 }  // namespace ptc

@@ -6,15 +6,14 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <future>
 #include <map>
-#include <mutex>
 #include <stop_token>
 
 #include "dataset/run/data_set.h"
 #include "dataset/run/data_set_state.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -28,39 +27,40 @@ struct DataSet::Impl {
   void start(StepPool& pool);
   /// Writes a decision and takes it over; says in status.json why it was refused.
   Result<> decide(const std::function<Result<>(DataSetState&)>& change);
-  /// Brings the plan to what order, source and dp say. Needs `changes`.
-  Result<> bring_up_to_date(DataSetState& state) const;
-  void take_over(const DataSetState& now);  // needs `changes`
-  void want_look();                         // takes mutex
+  /// Brings the plan to what order, source and dp say.
+  Result<> bring_up_to_date(DataSetState& state) const PTC_REQUIRES(changes);
+  void take_over(const DataSetState& now) PTC_REQUIRES(changes);
+  void want_look() PTC_EXCLUDES(mutex);
   std::optional<StepPool::Time> follow();
   Result<> watch_metadata();
   Result<> look_at_layout();
   Result<> look();
   SourceAccessRef access_for(const std::optional<DataSetState::Saved>& saved) const;
   void set_refused(std::string what);
-  std::string why_nothing_is_shown() const;  // needs `mutex`
+  std::string why_nothing_is_shown() const PTC_REQUIRES(mutex);
 
   const DataSetOptions options;
   const DataSetRecord record;
-  std::mutex changes;
+  Mutex changes;
 
-  // --- guarded by mutex ---
-  mutable std::mutex mutex;
-  mutable std::condition_variable_any changed;
-  DataParallel seen;   // the layout in force here
-  DataSetState state;  // as last read
-  std::map<uint64_t, ShownGenerationRef> shown;
-  SampleSourceRef source;                   // of indexed_text
-  std::optional<std::string> indexed_text;  // what is, or was last, indexed; as it was saved then:
-  std::optional<DataSetState::Saved> indexed_saved;
-  bool indexing = false;
-  std::shared_ptr<IndexProgress> progress;
-  std::string index_error;  // why indexed_text has no source
-  std::string refused;      // what was not accepted last
-  std::string pending;      // why the plan is not what it should be
-  std::deque<std::string> read_errors;
-  bool look_wanted = true, looking = false, loaded = false;
-  uint64_t looks_begun = 0, looks_done = 0;
+  mutable Mutex mutex;
+  mutable StoppableConditionVariable changed;
+  DataParallel seen PTC_GUARDED_BY(mutex);   // the layout in force here
+  DataSetState state PTC_GUARDED_BY(mutex);  // as last read
+  std::map<uint64_t, ShownGenerationRef> shown PTC_GUARDED_BY(mutex);
+  SampleSourceRef source PTC_GUARDED_BY(mutex);  // of indexed_text
+  std::optional<std::string> indexed_text
+      PTC_GUARDED_BY(mutex);  // what is, or was last, indexed; as it was saved then:
+  std::optional<DataSetState::Saved> indexed_saved PTC_GUARDED_BY(mutex);
+  bool indexing PTC_GUARDED_BY(mutex) = false;
+  std::shared_ptr<IndexProgress> progress PTC_GUARDED_BY(mutex);
+  std::string index_error PTC_GUARDED_BY(mutex);  // why indexed_text has no source
+  std::string refused PTC_GUARDED_BY(mutex);      // what was not accepted last
+  std::string pending PTC_GUARDED_BY(mutex);      // why the plan is not what it should be
+  std::deque<std::string> read_errors PTC_GUARDED_BY(mutex);
+  bool look_wanted PTC_GUARDED_BY(mutex) = true, looking PTC_GUARDED_BY(mutex) = false;
+  bool loaded PTC_GUARDED_BY(mutex) = false;
+  uint64_t looks_begun PTC_GUARDED_BY(mutex) = 0, looks_done PTC_GUARDED_BY(mutex) = 0;
 
   /// How what a save of source.json names is looked at, by a thread that may hang.
   struct Check {
@@ -70,15 +70,15 @@ struct DataSet::Impl {
     std::shared_future<Result<>> answer;
     std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
   };
-  std::shared_ptr<const Check> checking;  // of the newest save
+  std::shared_ptr<const Check> checking PTC_GUARDED_BY(mutex);  // of the newest save
 
   /// What a thread that indexes has of this object: nothing any more once another one does, or the
   /// data set is gone. A source that does not answer holds up that thread alone.
   struct Indexer {
-    std::mutex mutex;
-    std::condition_variable ended_changed;
-    Impl* of = nullptr;  // guarded
-    bool ended = false;  // guarded
+    Mutex mutex;
+    ConditionVariable ended_changed;
+    Impl* of PTC_GUARDED_BY(mutex) = nullptr;
+    bool ended PTC_GUARDED_BY(mutex) = false;
     std::stop_source stop;
   };
   Result<> begin_indexing(const DataSetState& now, std::shared_ptr<IndexProgress> into);

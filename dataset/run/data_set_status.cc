@@ -3,6 +3,7 @@
 
 #include "dataset/run/data_set_impl.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 #include "store/base/utf8.h"
 
 namespace ptc {
@@ -44,7 +45,7 @@ std::string DataSet::plan_json() const {
   std::optional<RunPlan> plan;
   uint64_t consumed = 0;
   {
-    std::lock_guard lock(impl_->mutex);
+    MutexLock lock(impl_->mutex);
     plan = impl_->state.plan;
     consumed = impl_->state.consumed;
   }
@@ -52,8 +53,8 @@ std::string DataSet::plan_json() const {
 }
 
 std::string DataSet::status_json() const {
-  std::lock_guard lock(impl_->mutex);
   const Impl& impl = *impl_;
+  MutexLock lock(impl.mutex);
   std::string_view state = "ready";
   if (!impl.state.source) state = "no source.json";
   else if (impl.indexing || impl.state.source != impl.indexed_text) state = "indexing";

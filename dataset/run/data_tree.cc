@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "dataset/run/plain_files.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -278,7 +279,7 @@ class Orders {
     const uint64_t epoch = position / run_.samples;
     std::shared_ptr<const SampleOrder> order;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (order_ == nullptr || epoch != epoch_) {
         order_ = std::make_shared<const SampleOrder>(run_.samples, run_.shuffle, run_.seed, epoch);
         epoch_ = epoch;
@@ -290,9 +291,9 @@ class Orders {
 
  private:
   const Run run_;
-  std::mutex mutex_;
-  uint64_t epoch_ = 0;                        // guarded
-  std::shared_ptr<const SampleOrder> order_;  // guarded
+  Mutex mutex_;
+  uint64_t epoch_ PTC_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const SampleOrder> order_ PTC_GUARDED_BY(mutex_);
 };
 
 DataDirRef megatron_dir(const ShownRef& shown) {
@@ -386,14 +387,14 @@ DataDirRef global_dir(const ShownRef& shown) {
 
 Result<VirtualFileRef> FileLru::get(const std::string& name, uint64_t samples, const Make& make) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = by_name_.find(name); found != by_name_.end()) {
       entries_.splice(entries_.begin(), entries_, found->second);
       return found->second->file;
     }
   }
   PTC_TRY(VirtualFileRef file, make());
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (by_name_.contains(name)) return file;  // another thread was quicker
   entries_.push_front({name, samples, file});
   by_name_[name] = entries_.begin();

@@ -19,7 +19,6 @@
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -28,6 +27,7 @@
 #include "dataset/run/data_set.h"
 #include "dataset/tree/virtual_file.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -45,10 +45,10 @@ class FileLru {
     VirtualFileRef file;
   };
   const uint64_t most_samples_;
-  std::mutex mutex_;
-  std::list<Entry> entries_;  // the last used first; guarded
-  std::unordered_map<std::string, std::list<Entry>::iterator> by_name_;  // guarded
-  uint64_t samples_ = 0;                                                 // guarded
+  Mutex mutex_;
+  std::list<Entry> entries_ PTC_GUARDED_BY(mutex_);  // the last used first
+  std::unordered_map<std::string, std::list<Entry>::iterator> by_name_ PTC_GUARDED_BY(mutex_);
+  uint64_t samples_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 class DataDir;

@@ -1,11 +1,9 @@
 // Work of many pieces on several threads, whose results are used one by one in their order.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <stop_token>
 #include <system_error>
@@ -14,6 +12,7 @@
 
 #include "dataset/source/caught.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -23,43 +22,46 @@ namespace ptc {
 template <class Piece, class Make, class Use>
 Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const Make& make,
                   const Use& use) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::map<uint64_t, Result<Piece>> made;  // guarded by mutex, as the next four
-  uint64_t begun = 0, used = 0;
-  bool ended = false, failed = false;
+  struct Shared {
+    Mutex mutex;
+    ConditionVariable changed;
+    std::map<uint64_t, Result<Piece>> made PTC_GUARDED_BY(mutex);
+    uint64_t begun PTC_GUARDED_BY(mutex) = 0, used PTC_GUARDED_BY(mutex) = 0;
+    bool ended PTC_GUARDED_BY(mutex) = false, failed PTC_GUARDED_BY(mutex) = false;
+  } all;
   auto work_on = [&] {
-    std::unique_lock lock(mutex);
+    UniqueLock lock(all.mutex);
     while (true) {
-      changed.wait(lock,
-                   [&] { return ended || begun == count || begun < used + uint64_t{4} * threads; });
-      if (ended || begun == count) return;
-      const uint64_t i = begun++;
+      all.changed.wait(all.mutex, [&]() PTC_REQUIRES(all.mutex) {
+        return all.ended || all.begun == count || all.begun < all.used + uint64_t{4} * threads;
+      });
+      if (all.ended || all.begun == count) return;
+      const uint64_t i = all.begun++;
       lock.unlock();
       Result<Piece> piece = caught([&]() -> Result<Piece> { return make(i); });
       lock.lock();
-      made.emplace(i, std::move(piece));
-      changed.notify_all();
+      all.made.emplace(i, std::move(piece));
+      all.changed.notify_all();
     }
   };
   auto work = [&] {
     try {
       work_on();
     } catch (const std::bad_alloc&) {  // no place for a result
-      std::lock_guard lock(mutex);
-      failed = true;
-      changed.notify_all();
+      MutexLock lock(all.mutex);
+      all.failed = true;
+      all.changed.notify_all();
     }
   };
   const auto end = [&](const void*) {
-    std::lock_guard lock(mutex);
-    ended = true;
-    changed.notify_all();
+    MutexLock lock(all.mutex);
+    all.ended = true;
+    all.changed.notify_all();
   };
   std::vector<std::jthread> workers;
   workers.reserve(threads);
-  const std::unique_ptr<const bool, decltype(end)> ending(&ended,
-                                                          end);  // at return, also if use() throws
+  const std::unique_ptr<const Shared, decltype(end)> ending(
+      &all, end);  // at return, also if use() throws
   try {
     for (unsigned i = 0; i < threads && i < count; ++i) workers.emplace_back(work);
   } catch (const std::system_error& error) {
@@ -67,17 +69,20 @@ Result<> in_order(uint64_t count, unsigned threads, std::stop_token stop, const 
       return make_error(Code::kUnavailable, "no thread to read shards: {}", error.what());
   }
   Result<> result = ok();
-  std::unique_lock lock(mutex);
-  while (used < count && result) {
-    changed.wait(lock, [&] { return failed || made.contains(used); });
-    if (!made.contains(used)) return Error(Code::kNoSpace, "out of memory", ENOMEM);
-    Result<Piece> piece = std::move(made.extract(used).mapped());
+  UniqueLock lock(all.mutex);
+  while (all.used < count && result) {
+    all.changed.wait(all.mutex, [&]() PTC_REQUIRES(all.mutex) {
+      return all.failed || all.made.contains(all.used);
+    });
+    if (!all.made.contains(all.used)) return Error(Code::kNoSpace, "out of memory", ENOMEM);
+    Result<Piece> piece = std::move(all.made.extract(all.used).mapped());
+    const uint64_t at = all.used;
     lock.unlock();
     result = stop.stop_requested() ? Result<>(Error(Code::kCancelled, "stopped"))
-                                   : use(used, std::move(piece));
+                                   : use(at, std::move(piece));
     lock.lock();
-    ++used;
-    changed.notify_all();
+    ++all.used;
+    all.changed.notify_all();
   }
   return result;  // the workers are waited for
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -79,7 +80,7 @@ Result<> ShardFiles::may_read(std::span<const uint64_t> shards) {
   PTC_TRY(const ActingAs as, access_->act());
   for (const uint64_t shard : shards) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto found = by_shard_.find(shard);
       if (found != by_shard_.end() && Clock::now() - found->second->permitted < kTrusted) continue;
     }
@@ -96,7 +97,7 @@ Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
   std::shared_ptr<const ShardHandle> known;
   bool trusted = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (const auto found = by_shard_.find(shard); found != by_shard_.end()) {
       recent_.splice(recent_.begin(), recent_, found->second);
       known = found->second->file;
@@ -113,7 +114,7 @@ Result<std::shared_ptr<const ShardHandle>> ShardFiles::open(uint64_t shard) {
   PTC_TRY(UniqueFd fd, open_now(shard));
   ShardHandle file{std::move(fd), {}, nullptr};
   PTC_TRY(file.changed, check(shard, file.fd.get()));
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = by_shard_.find(shard); found != by_shard_.end()) {
     // The same file as before, and still to be read: what was mapped of it stays.
     const ShardHandle& old = *found->second->file;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -15,6 +14,7 @@
 #include "dataset/source/source_access.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -63,10 +63,10 @@ class ShardFiles {
   const SourceAccessRef access_;
   const size_t most_open_;
   const uint64_t most_mapped_;
-  std::mutex mutex_;
-  uint64_t mapped_ = 0;      // bytes; guarded by mutex_, as the next
-  std::list<Entry> recent_;  // the one used last in front
-  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_shard_;
+  Mutex mutex_;
+  uint64_t mapped_ PTC_GUARDED_BY(mutex_) = 0;      // bytes
+  std::list<Entry> recent_ PTC_GUARDED_BY(mutex_);  // the one used last in front
+  std::unordered_map<uint64_t, std::list<Entry>::iterator> by_shard_ PTC_GUARDED_BY(mutex_);
 };
 
 /// For kFiles a shard of SampleSource is a file, else one of the index.

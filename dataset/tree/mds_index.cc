@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include "dataset/source/in_order.h"
@@ -9,6 +8,7 @@
 #include "dataset/tree/sample_form.h"
 #include "dataset/tree/virtual_file.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -84,7 +84,7 @@ class MdsIndexFile : public VirtualFile {
     std::vector<uint64_t> unknown;
     std::vector<uint32_t> all;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       for (uint64_t i = first; i < last; ++i) {
         all.push_back(known_[i / kChunk][i % kChunk]);
         if (all.back() == 0) unknown.push_back(i);
@@ -97,7 +97,7 @@ class MdsIndexFile : public VirtualFile {
           PTC_TRY(all[unknown[i] - first], std::move(bytes));
           return ok();
         }));
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (const uint64_t i : unknown) known_[i / kChunk][i % kChunk] = all[i - first];
     return all;
   }
@@ -120,8 +120,8 @@ class MdsIndexFile : public VirtualFile {
   const std::string config_;
   const std::optional<uint64_t> each_bytes_;
   const uint64_t entry_bytes_;  // with the comma that the last one lacks
-  mutable std::mutex mutex_;
-  mutable std::map<uint64_t, Chunk> known_;  // guarded; 0: not known
+  mutable Mutex mutex_;
+  mutable std::map<uint64_t, Chunk> known_ PTC_GUARDED_BY(mutex_);  // 0: not known
 };
 
 }  // namespace

@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <unordered_map>
 
 #include "dataset/tree/mds_text.h"
 #include "dataset/tree/sample_form.h"
 #include "dataset/tree/tar_header.h"
 #include "dataset/tree/virtual_file.h"
+#include "store/base/mutex.h"
 #include "store/base/utf8.h"
 
 namespace ptc {
@@ -92,7 +92,7 @@ class ShardFile : public VirtualFile {
   /// on them.
   Result<> know_keys() const {
     if (!by_key_) return ok();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (!repeats_.empty()) return ok();
     std::vector<uint32_t> repeats;
     std::unordered_map<std::string, uint32_t> seen;
@@ -122,7 +122,7 @@ class ShardFile : public VirtualFile {
   const std::vector<uint64_t> ids_;
   mutable std::atomic<Clock::rep> trusted_until_{0};
   bool by_key_ = false;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   /// How often its key came before; empty: each comes once. by_key_: written once, under the mutex
   /// that each read takes.
   mutable std::vector<uint32_t> repeats_;
