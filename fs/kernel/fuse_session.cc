@@ -20,6 +20,7 @@
 
 #include "fs/kernel/fuse_request.h"
 #include "fs/nodes/root_dir.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -168,9 +169,9 @@ Result<> FuseSession::start() {
   wake.sa_handler = [](int) {};
   ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
   PTC_TRY(servers_.start());
-  std::unique_lock lock(mutex_);
-  const auto any = [&] { return greeted_ || servers_.threads() == 0; };
-  if (!changed_.wait_for(lock, std::chrono::seconds(10), any) || !greeted_) {
+  UniqueLock lock(mutex_);
+  const auto any = [&]() PTC_REQUIRES(mutex_) { return greeted_ || servers_.threads() == 0; };
+  if (!changed_.wait_for(mutex_, std::chrono::seconds(10), any) || !greeted_) {
     return make_error(Code::kUnavailable, "the kernel did not answer the mount of {}",
                       options_.mount_point);
   }
@@ -218,8 +219,9 @@ void FuseSession::serve_requests(ServerThreads::Place& place) {
 bool FuseSession::wait(std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   if (!servers_.wait(patience)) return false;
-  std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, end, [&] { return rings_ == nullptr || rings_->is_over(); });
+  MutexLock lock(mutex_);
+  return changed_.wait_until(
+      mutex_, end, [&]() PTC_REQUIRES(mutex_) { return rings_ == nullptr || rings_->is_over(); });
 }
 
 void FuseSession::stop() {
@@ -230,7 +232,7 @@ void FuseSession::stop() {
 
 bool FuseSession::unmount() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     // Nothing serves any more: somebody else has unmounted it.
     if (std::exchange(unmounted_, true)) return clean_;
     if (servers_.wait(std::chrono::milliseconds(0))) return clean_ = true;
@@ -239,7 +241,7 @@ bool FuseSession::unmount() {
   bool root = ::geteuid() == 0;
   if (root ? ::umount2(path, UMOUNT_NOFOLLOW) == 0
            : unmount_by_helper(options_.mount_point, false)) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return clean_ = true;
   }
   if (root) {
@@ -362,7 +364,7 @@ bool FuseSession::prepare_rings(uint64_t offered) {
                             .process_forgets = [this] { process_forgets(); },
                             .ended =
                                 [this] {
-                                  { std::lock_guard lock(mutex_); }
+                                  { MutexLock lock(mutex_); }
                                   changed_.notify_all();
                                   options_.stirred();
                                 }});
@@ -373,7 +375,7 @@ bool FuseSession::prepare_rings(uint64_t offered) {
 }
 
 void FuseSession::process_forgets() {
-  std::lock_guard lock(forgets_mutex_);
+  MutexLock lock(forgets_mutex_);
   for (;;) {
     const ssize_t got = ::read(forgets_fd_, forgets_.data(), forgets_.size());
     if (got <= 0) return;
@@ -389,7 +391,10 @@ void FuseSession::start_rings() {
   uint32_t device = static_cast<uint32_t>(fuse_session_fd(session_));
   forgets_fd_ = ::open("/dev/fuse", O_RDWR | O_CLOEXEC | O_NONBLOCK);
   ::ioctl(forgets_fd_, kCloneDevice, &device);  // where it fails, others read them
-  forgets_.resize(kMaxRequest + 4096);
+  {
+    MutexLock lock(forgets_mutex_);
+    forgets_.resize(kMaxRequest + 4096);
+  }
   no_rings_ = rings_->start();
   if (!no_rings_.has_error()) return;
   spdlog::warn("requests come by /dev/fuse: {}", no_rings_.error().message());
@@ -415,7 +420,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     }
     self->start_rings();
     {
-      std::lock_guard lock(self->mutex_);
+      MutexLock lock(self->mutex_);
       self->greeted_ = true;
     }
     self->changed_.notify_all();

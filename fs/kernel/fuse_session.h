@@ -5,12 +5,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -19,6 +17,7 @@
 #include "fs/kernel/waits.h"
 #include "fs/tree/open_files.h"
 #include "fs/tree/tree.h"
+#include "store/base/mutex.h"
 
 struct fuse_session;
 struct iovec;
@@ -95,11 +94,11 @@ class FuseSession : public KernelCache {
   Tree& tree_;
   const MountOptions options_;
   fuse_session* session_ = nullptr;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool greeted_ = false;    // guarded
-  bool unmounted_ = false;  // guarded
-  bool clean_ = false;      // unmounted, and nothing was open; guarded
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool greeted_ PTC_GUARDED_BY(mutex_) = false;
+  bool unmounted_ PTC_GUARDED_BY(mutex_) = false;
+  bool clean_ PTC_GUARDED_BY(mutex_) = false;  // unmounted, and nothing was open
   static constexpr uint32_t kMinorWithEpochs = 44,
                             kMinorWithPrune = 45;  // of the protocol; Linux 6.16, 6.18
   std::atomic<uint64_t> init_request_{0}, kernel_flags_{0};
@@ -107,9 +106,9 @@ class FuseSession : public KernelCache {
   OpenFiles open_files_;
   Result<> no_rings_ = ok();  // why there are none
   std::unique_ptr<RequestRings> rings_;
-  std::mutex forgets_mutex_;
-  std::vector<std::byte> forgets_;  // as they are read; guarded
-  int forgets_fd_ = -1;             // reads, and does not wait
+  Mutex forgets_mutex_;
+  std::vector<std::byte> forgets_ PTC_GUARDED_BY(forgets_mutex_);  // as they are read
+  int forgets_fd_ = -1;                                            // reads, and does not wait
   ServerThreads servers_;
   Waits waits_;
 };

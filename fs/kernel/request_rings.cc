@@ -16,6 +16,8 @@
 #include <string>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -107,12 +109,13 @@ struct RequestRings::Entry {
 struct RequestRings::Queue {
   uint16_t number = 0;
   bool runs = false;  // its processor
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Entry*> replied;  // whose replies are to be sent; guarded, as is the rest
-  size_t adopting = 0;         // threads that come for one of these
-  int direct = 0;              // threads, beside the keeper
-  int entries = 0, held = 0, wanted = 0;
+  Mutex mutex;
+  ConditionVariable changed;
+  std::deque<Entry*> replied PTC_GUARDED_BY(mutex);  // whose replies are to be sent
+  size_t adopting PTC_GUARDED_BY(mutex) = 0;         // threads that come for one of these
+  int direct PTC_GUARDED_BY(mutex) = 0;              // threads, beside the keeper
+  int entries PTC_GUARDED_BY(mutex) = 0;
+  int held PTC_GUARDED_BY(mutex) = 0, wanted PTC_GUARDED_BY(mutex) = 0;
 };
 
 /// What this thread serves.
@@ -151,7 +154,7 @@ Result<> RequestRings::start() {
   std::promise<Result<>> promise;
   std::future<Result<>> started = promise.get_future();
   try {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ++running_;
     threads_.emplace_back(
         [this, promise = std::move(promise)]() mutable { keep(std::move(promise)); });
@@ -164,9 +167,10 @@ Result<> RequestRings::start() {
   // The last to come is the first that the kernel takes; those of the keeper are its last resort.
   for (auto& queue : queues_)
     for (int i = 0; queue->runs && i < kDirectAtFirst; ++i) {
-      std::unique_lock lock(queue->mutex);
-      ++queue->direct;
-      lock.unlock();
+      {
+        MutexLock lock(queue->mutex);
+        ++queue->direct;
+      }
       begin_direct(*queue, /*first=*/true);
     }
   return ok();
@@ -174,7 +178,7 @@ Result<> RequestRings::start() {
 
 void RequestRings::begin_direct(Queue& queue, bool first) {
   try {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (over_) throw std::runtime_error("it ends");
     ++running_;
     try {
@@ -185,7 +189,7 @@ void RequestRings::begin_direct(Queue& queue, bool first) {
     }
   } catch (const std::exception&) {  // the keeper does it
     {
-      std::lock_guard lock(queue.mutex);
+      MutexLock lock(queue.mutex);
       --queue.direct;
       if (!first) --queue.adopting;
     }
@@ -195,25 +199,25 @@ void RequestRings::begin_direct(Queue& queue, bool first) {
 
 void RequestRings::stop() {
   end();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (running_.load() != 0) {
     for (std::thread& thread : threads_)
       ::pthread_kill(thread.native_handle(), options_.wake_signal);
-    ended_.wait_for(lock, std::chrono::milliseconds(20));
+    ended_.wait_for(mutex_, std::chrono::milliseconds(20));
   }
 }
 
 void RequestRings::end() {
   if (over_.exchange(true)) return;
   for (auto& queue : queues_) {
-    std::lock_guard lock(queue->mutex);
+    MutexLock lock(queue->mutex);
     queue->changed.notify_all();
   }
   wake_keeper();
 }
 
 void RequestRings::one_less() {
-  std::lock_guard lock(mutex_);  // stop() does not return before this is given back
+  MutexLock lock(mutex_);  // stop() does not return before this is given back
   --running_;
   ended_.notify_all();
   options_.ended();
@@ -231,7 +235,7 @@ RequestRings::Entry* RequestRings::new_entry(Queue& queue) {
   if (memory == MAP_FAILED) return nullptr;
   auto entry =
       std::make_unique<Entry>(queue, static_cast<std::byte*>(memory), options_.payload_bytes);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_.push_back(std::move(entry));
   return entries_.back().get();
 }
@@ -257,19 +261,19 @@ void RequestRings::serve_queue(Queue& queue, bool first) {
   const bool opened = !ring.open(4, 4).has_error();
   Entry* mine = opened && first ? new_entry(queue) : nullptr;
   if (mine != nullptr) {
-    std::lock_guard lock(queue.mutex);
+    MutexLock lock(queue.mutex);
     ++queue.entries;
     push(ring, kRegister, *mine);
   }
   if (!first && !opened) {
-    std::lock_guard lock(queue.mutex);
+    MutexLock lock(queue.mutex);
     --queue.adopting;
   }
   bool adopts = !first;
   while (opened && !over_) {
     if (mine == nullptr) {
       if (!std::exchange(adopts, false)) {
-        std::lock_guard lock(queue.mutex);
+        MutexLock lock(queue.mutex);
         ++queue.adopting;
       }
       mine = adopt(queue);
@@ -290,7 +294,7 @@ void RequestRings::serve_queue(Queue& queue, bool first) {
   }
   if (mine != nullptr) (void)ring.enter(/*wait=*/false);  // a reply may be among it
   {
-    std::lock_guard lock(queue.mutex);
+    MutexLock lock(queue.mutex);
     --queue.direct;
   }
   wake_keeper();
@@ -299,8 +303,9 @@ void RequestRings::serve_queue(Queue& queue, bool first) {
 
 /// Whose reply this thread sends from now on; waits for it. Null at the end.
 RequestRings::Entry* RequestRings::adopt(Queue& queue) {
-  std::unique_lock lock(queue.mutex);
-  queue.changed.wait(lock, [&] { return !queue.replied.empty() || over_; });
+  MutexLock lock(queue.mutex);
+  queue.changed.wait(queue.mutex,
+                     [&]() PTC_REQUIRES(queue.mutex) { return !queue.replied.empty() || over_; });
   --queue.adopting;
   if (queue.replied.empty()) return nullptr;
   Entry* entry = queue.replied.front();
@@ -318,7 +323,10 @@ int RequestRings::register_all(Uring& ring) {
       refused = ENOMEM;
       break;
     }
-    ++queue->entries;
+    {
+      MutexLock lock(queue->mutex);
+      ++queue->entries;
+    }
     push(ring, kRegister, *entry);
   }
   if (refused != 0) {  // the kernel waits for the rest, unless one is wrong
@@ -388,7 +396,7 @@ void RequestRings::look_after(Uring& ring) {
   for (auto& queue : queues_) {
     int wanted = 0;
     {
-      std::lock_guard lock(queue->mutex);
+      MutexLock lock(queue->mutex);
       while (queue->replied.size() > queue->adopting) {
         push(ring, kCommitAndFetch, *queue->replied.front());
         queue->replied.pop_front();
@@ -401,7 +409,7 @@ void RequestRings::look_after(Uring& ring) {
         push(ring, kRegister, *entry);
         continue;
       }
-      std::lock_guard lock(queue->mutex);
+      MutexLock lock(queue->mutex);
       --queue->entries;
     }
   }
@@ -444,7 +452,7 @@ bool RequestRings::serve(Entry& entry, bool direct) {
 void RequestRings::hold(Entry& entry, uint64_t unique) {
   Queue& queue = entry.queue;
   {
-    std::lock_guard lock(queue.mutex);
+    MutexLock lock(queue.mutex);
     if (entry.unique != unique || entry.held) return;  // replied to by now; by somebody else
     entry.held = true;
     ++queue.held;
@@ -456,7 +464,7 @@ void RequestRings::hold(Entry& entry, uint64_t unique) {
 }
 
 void RequestRings::release(Entry& entry) {
-  std::lock_guard lock(entry.queue.mutex);
+  MutexLock lock(entry.queue.mutex);
   entry.unique = 0;
   if (std::exchange(entry.held, false)) --entry.queue.held;
 }
@@ -467,7 +475,7 @@ void RequestRings::hand_over(Entry& entry) {
   release(entry);
   bool begin = false;
   {
-    std::lock_guard lock(queue.mutex);
+    MutexLock lock(queue.mutex);
     queue.replied.push_back(&entry);
     if (queue.replied.size() <= queue.adopting) return queue.changed.notify_one();
     begin = queue.runs && queue.direct < kMostDirect;
@@ -481,7 +489,7 @@ void RequestRings::hand_over(Entry& entry) {
 }
 
 RequestRings::Entry* RequestRings::find(uint64_t unique) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& entry : entries_)
     if (entry->unique == unique) return entry.get();
   return nullptr;

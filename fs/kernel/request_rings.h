@@ -18,18 +18,17 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "fs/kernel/uring.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -92,10 +91,11 @@ class RequestRings {
   const Options options_;
   std::vector<std::unique_ptr<Queue>> queues_;
   int keepers_event_ = -1;
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  std::vector<std::thread> threads_;             // guarded
-  std::vector<std::unique_ptr<Entry>> entries_;  // guarded; the kernel knows them until the end
+  Mutex mutex_;
+  ConditionVariable ended_;
+  std::vector<std::thread> threads_ PTC_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Entry>> entries_
+      PTC_GUARDED_BY(mutex_);  // the kernel knows them until the end
   std::atomic<int> running_{0}, waiting_{0};
   std::atomic<bool> over_{false};
   std::atomic<int> looks_{0};  // for forgets; of the next requests

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 ServerThreads::~ServerThreads() {
@@ -16,7 +18,7 @@ ServerThreads::~ServerThreads() {
 }
 
 Result<> ServerThreads::start() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   try {
     const int first = std::min(options_.fewest, static_cast<int>(options_.most));
     for (int i = 0; i < first; ++i) begin_thread();
@@ -51,7 +53,7 @@ bool ServerThreads::begin_another() {
   std::vector<PlaceRef> ended;
   bool there = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (free_.load() > 0 || enough()) return true;
     if (stopping_ || gone_) return false;
     ended.swap(spare_);
@@ -86,7 +88,7 @@ bool ServerThreads::is_spare(Place& place) {
     return running_.load() - waiting_.load() > static_cast<int>(options_.most);
   };
   if (leaving_.load(std::memory_order_relaxed) == 0 && !too_many()) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopping_) return false;
   if (too_many()) {
     --free_;
@@ -111,7 +113,7 @@ void ServerThreads::run(Place& place) {
   options_.serve(place);
   if (place.spare_) return;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     gone_ = true;
     --running_;
     --free_;
@@ -123,7 +125,7 @@ void ServerThreads::run(Place& place) {
 void ServerThreads::end_spare() {
   std::vector<PlaceRef> ended;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     ended.swap(spare_);
     const int free = free_.load();  // some may have ended since the least was noted
     const int not_needed =
@@ -137,22 +139,24 @@ void ServerThreads::end_spare() {
 }
 
 bool ServerThreads::wait(std::chrono::milliseconds patience) {
-  std::unique_lock lock(mutex_);
-  return ended_.wait_for(lock, patience, [this] { return gone_ && running_ <= waiting_; });
+  MutexLock lock(mutex_);
+  return ended_.wait_for(mutex_, patience,
+                         [this]() PTC_REQUIRES(mutex_) { return gone_ && running_ <= waiting_; });
 }
 
 bool ServerThreads::is_gone() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return gone_;
 }
 
 void ServerThreads::stop() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   stopping_ = true;
   while (running_ > 0) {
     for (const PlaceRef& place : places_)
       ::pthread_kill(place->thread_.native_handle(), options_.wake_signal);
-    ended_.wait_for(lock, std::chrono::milliseconds(20), [this] { return running_ == 0; });
+    ended_.wait_for(mutex_, std::chrono::milliseconds(20),
+                    [this]() PTC_REQUIRES(mutex_) { return running_ == 0; });
   }
 }
 

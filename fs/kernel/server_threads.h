@@ -4,16 +4,15 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "store/base/error.h"
 #include "store/base/log_rate.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -66,19 +65,19 @@ class ServerThreads {
   using PlaceRef = std::unique_ptr<Place>;
 
   bool begin_another();
-  void begin_thread();  // mutex_ held
+  void begin_thread() PTC_REQUIRES(mutex_);
   void took_one();
   bool is_spare(Place& place);
   void run(Place& place);
   bool enough() const;
 
   const Options options_;
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  std::list<PlaceRef> places_;                 // guarded
-  std::vector<PlaceRef> spare_;                // that end; guarded
-  bool stopping_ = false;                      // guarded
-  bool gone_ = false;                          // nothing can be received any more; guarded
+  mutable Mutex mutex_;
+  ConditionVariable ended_;
+  std::list<PlaceRef> places_ PTC_GUARDED_BY(mutex_);
+  std::vector<PlaceRef> spare_ PTC_GUARDED_BY(mutex_);  // that end
+  bool stopping_ PTC_GUARDED_BY(mutex_) = false;
+  bool gone_ PTC_GUARDED_BY(mutex_) = false;   // nothing can be received any more
   LogRate told_{1, std::chrono::seconds(10)};  // that there are no threads
   std::atomic<int> running_{0}, waiting_{0};   // the former changes with mutex_ held
   std::atomic<int> leaving_{0};                // so many shall end; changes with mutex_ held

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fs/kernel/fuse_request.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -90,13 +91,13 @@ Waits::Shard& Waits::shard_of(const std::string& name) {
 }
 
 void Waits::wake() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wake_.notify_all();
 }
 
 bool Waits::watch() {
   if (watching_.exchange(true)) return true;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   wake_.notify_all();
   if (has_watcher_) return true;
   try {  // the one before has ended
@@ -113,7 +114,7 @@ bool Waits::begin(const WaitingRef& request) {
   const Awaited& awaited = request->awaited_;
   Shard& shard = shard_of(awaited.name);
   auto place = [&] {
-    std::lock_guard lock(shard.mutex);
+    MutexLock lock(shard.mutex);
     Lane& lane = shard.lanes[awaited.name];
     const int most = lane.running == 0 ? kMostThreads : kManyThreads;
     const bool full = !awaited.ends_itself && held_up_.load(std::memory_order_relaxed) >= most;
@@ -138,7 +139,7 @@ bool Waits::begin(const WaitingRef& request) {
 WaitingRef Waits::next(const WaitingRef& done) {
   const Awaited& awaited = done->awaited_;
   Shard& shard = shard_of(awaited.name);
-  std::lock_guard lock(shard.mutex);
+  MutexLock lock(shard.mutex);
   shard.unwatch(*done);
   const auto found = shard.lanes.find(awaited.name);
   Lane& lane = found->second;
@@ -154,7 +155,7 @@ WaitingRef Waits::next(const WaitingRef& done) {
 WaitingRef Waits::starving() {
   if (!starved_.exchange(false)) return nullptr;
   for (Shard& shard : shards_) {
-    std::lock_guard lock(shard.mutex);
+    MutexLock lock(shard.mutex);
     for (auto& [name, lane] : shard.lanes) {
       if (lane.queue.empty() || lane.running > 0) continue;
       starved_ = true;  // perhaps another, too
@@ -195,7 +196,7 @@ void Waits::Shard::unwatch(WaitingRequest& request) {
   if (std::exchange(request.watched_, false)) watched.erase(request.place_);
 }
 
-/// Those that began before; or all that were interrupted, too. With lock held.
+/// Those that began before; or all that were interrupted, too.
 std::vector<WaitingRef> Waits::Shard::over(Clock::time_point begun_before, bool all) {
   std::vector<WaitingRef> found;
   for (auto it = watched.begin(); it != watched.end();) {
@@ -217,11 +218,12 @@ void Waits::look_after(std::stop_token stop) {
   bool interrupted = false;
   while (!stop.stop_requested()) {
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       auto something = [&] { return interrupts_.load(); };
-      if (interrupted) wake_.wait_for(lock, stop, kLookForTheDying, [] { return false; });
-      else if (watching_) wake_.wait_for(lock, stop, kLookEvery, something);
-      else if (!wake_.wait_for(lock, stop, kKeep, [&] { return watching_.load(); })) {
+      if (interrupted) wake_.wait_for(mutex_, stop, kLookForTheDying, [] { return false; });
+      else if (watching_) wake_.wait_for(mutex_, stop, kLookEvery, something);
+      else if (!wake_.wait_for(mutex_, stop, kKeep,
+                               [&]() PTC_REQUIRES(mutex_) { return watching_.load(); })) {
         has_watcher_ = false;
         return;
       }
@@ -234,7 +236,7 @@ void Waits::look_after(std::stop_token stop) {
     for (Shard& shard : shards_) {
       std::vector<WaitingRef> found;
       {
-        std::lock_guard lock(shard.mutex);
+        MutexLock lock(shard.mutex);
         found = shard.over(begun_before, look_at_all);
         any = any || !shard.watched.empty();
       }

@@ -12,12 +12,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -26,6 +24,7 @@
 
 #include "fs/tree/node.h"
 #include "fs/tree/tree.h"
+#include "store/base/mutex.h"
 
 struct fuse_req;
 
@@ -96,12 +95,13 @@ class Waits {
     std::deque<WaitingRef> queue;
   };
   struct Shard {
-    std::mutex mutex;
-    std::unordered_map<std::string, Lane> lanes;  // guarded
-    std::list<WaitingRef> watched;                // by age; guarded
-    std::vector<WaitingRef> over(std::chrono::steady_clock::time_point begun_before, bool all);
-    void watch(const WaitingRef& request);  // with lock held
-    void unwatch(WaitingRequest& request);  // with lock held
+    Mutex mutex;
+    std::unordered_map<std::string, Lane> lanes PTC_GUARDED_BY(mutex);
+    std::list<WaitingRef> watched PTC_GUARDED_BY(mutex);  // by age
+    std::vector<WaitingRef> over(std::chrono::steady_clock::time_point begun_before, bool all)
+        PTC_REQUIRES(mutex);
+    void watch(const WaitingRef& request) PTC_REQUIRES(mutex);
+    void unwatch(WaitingRequest& request) PTC_REQUIRES(mutex);
   };
   Shard& shard_of(const std::string& name);
   bool begin(const WaitingRef& request);    // false: it queues, or was refused
@@ -119,9 +119,9 @@ class Waits {
   std::array<Shard, 16> shards_;
   std::atomic<int> held_up_{0};  // threads that serve what does not end by itself
   std::atomic<bool> starved_{false}, watching_{false}, interrupts_{false};
-  std::mutex mutex_;
-  bool has_watcher_ = false;  // guarded
-  std::condition_variable_any wake_;
+  Mutex mutex_;
+  bool has_watcher_ PTC_GUARDED_BY(mutex_) = false;
+  StoppableConditionVariable wake_;
   std::jthread watcher_;  // last: uses all of the above
 };
 

@@ -8,12 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/json/serialize.hpp>
-#include <condition_variable>
 #include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <sstream>
 #include <stop_token>
@@ -22,6 +20,7 @@
 
 #include "reshard/ptc/cut_report.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -176,7 +175,7 @@ class Askers {
  public:
   /// False: there are too many; else leave() follows.
   bool enter(uid_t user) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (of_user_[user] >= kMostOfOne || (user != 0 && all_ - of_user_[0] >= kMostOfAll)) {
       if (of_user_[user] == 0) of_user_.erase(user);
       return false;
@@ -185,19 +184,19 @@ class Askers {
     return true;
   }
   void leave(uid_t user) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     --all_;
     if (--of_user_[user] == 0) of_user_.erase(user);
   }
   unsigned all() const {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return all_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<uid_t, unsigned> of_user_;  // guarded, as the next
-  unsigned all_ = 0;
+  mutable Mutex mutex_;
+  std::map<uid_t, unsigned> of_user_ PTC_GUARDED_BY(mutex_);
+  unsigned all_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 /// A question being answered on a thread of its own, so that nothing else waits for it.
@@ -224,9 +223,9 @@ class Answer {
 
   /// EINTR when the reader is interrupted first.
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted& interrupted) {
-    std::unique_lock lock(mutex_);
-    while (!finished_.wait_for(lock, std::chrono::milliseconds(100),
-                               [&] { return text_.has_value(); })) {
+    MutexLock lock(mutex_);
+    while (!finished_.wait_for(mutex_, std::chrono::milliseconds(100),
+                               [&]() PTC_REQUIRES(mutex_) { return text_.has_value(); })) {
       if (interrupted()) return Errno{EINTR};
     }
     if (offset >= text_->size()) return size_t{0};
@@ -262,15 +261,15 @@ class Answer {
   }
   void finish(std::string text) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       text_ = std::move(text);
     }
     finished_.notify_all();
   }
 
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  std::optional<std::string> text_;  // guarded
+  Mutex mutex_;
+  ConditionVariable finished_;
+  std::optional<std::string> text_ PTC_GUARDED_BY(mutex_);
   std::stop_source stop_;
 };
 
@@ -287,7 +286,7 @@ class AskHandle : public Handle {
 
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t) override {
     if (data.size() > kMaxQuestion) return Errno{EFBIG};
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (answer_ != nullptr) return Errno{EBUSY};  // one question an open
     std::string question(reinterpret_cast<const char*>(data.data()), data.size());
     PTC_TRY(answer_, Answer::begin(tree_, caller_, std::move(question)));
@@ -299,14 +298,14 @@ class AskHandle : public Handle {
                         const Interrupted& interrupted) override {
     std::shared_ptr<Answer> answer;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       answer = answer_;
     }
     if (answer == nullptr) return size_t{0};
     // write() has moved the file's position behind the question; who seeks to 0 first reads the
     // same. So the first read fixes where the answer begins.
     if (!first_read_) {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       if (!first_read_) {
         if (offset < answer_at_) answer_at_ = 0;
         first_read_ = true;
@@ -323,8 +322,8 @@ class AskHandle : public Handle {
  private:
   Tree& tree_;
   const Caller caller_;
-  std::mutex mutex_;
-  std::shared_ptr<Answer> answer_;  // guarded
+  Mutex mutex_;
+  std::shared_ptr<Answer> answer_ PTC_GUARDED_BY(mutex_);
   std::atomic<uint64_t> answer_at_{0};
   std::atomic<bool> first_read_{false}, reading_{false};
 };

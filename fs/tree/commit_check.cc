@@ -9,12 +9,12 @@
 
 #include <chrono>
 #include <memory>
-#include <shared_mutex>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "fs/tree/real_node.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -122,7 +122,7 @@ Result<> CommitCheck::replace_by_copy(File& file) {
       return errno_error(errno, "replacing the hard link " + what);
     }
     // From the exchange on it has a name, by which it is counted.
-    const std::shared_lock gate(job_.space_gate());
+    const SharedLock gate(job_.space_gate());
     PTC_TRY(take_space());
     if (!exchange()) {
       const int error = errno;

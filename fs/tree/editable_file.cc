@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -61,7 +62,7 @@ class EditHandle : public Handle {
   ~EditHandle() override {
     bool offer;
     {
-      std::lock_guard lock(file_.mutex_);
+      MutexLock lock(file_.mutex_);
       offer = draft_->truncated || (draft_->written && !draft_->offered);
     }
     // Emptied and never written: that, too, was a save. Whoever closed it cannot be told any more.
@@ -69,18 +70,18 @@ class EditHandle : public Handle {
       if (offer) (void)offer_draft();
     } catch (const std::exception&) {  // no memory: the accepted text stays
     }
-    std::lock_guard lock(file_.mutex_);
+    MutexLock lock(file_.mutex_);
     file_.end(draft_);
   }
 
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     if (!may_read_) return Errno{EBADF};
-    std::lock_guard lock(file_.mutex_);
+    MutexLock lock(file_.mutex_);
     return copy_out(draft_->text, out, offset);
   }
 
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
-    std::lock_guard lock(file_.mutex_);
+    MutexLock lock(file_.mutex_);
     std::string& text = draft_->text;
     if (append_) offset = text.size();
     if (offset > EditableFile::kMaxBytes || data.size() > EditableFile::kMaxBytes - offset) {
@@ -96,7 +97,7 @@ class EditHandle : public Handle {
 
   FsResult<> truncate(uint64_t size) override {
     if (size > EditableFile::kMaxBytes) return Errno{EFBIG};
-    std::lock_guard lock(file_.mutex_);
+    MutexLock lock(file_.mutex_);
     PTC_TRY(file_.resize(*draft_, size));
     if (size == 0) {
       draft_->truncated = true;
@@ -109,7 +110,7 @@ class EditHandle : public Handle {
 
   FsResult<> flush() override {
     {
-      std::lock_guard lock(file_.mutex_);
+      MutexLock lock(file_.mutex_);
       if (!draft_->written) return ok();
     }
     return offer_draft();
@@ -117,7 +118,7 @@ class EditHandle : public Handle {
   FsResult<> sync(bool) override { return flush(); }
 
  private:
-  void changed() {
+  void changed() PTC_REQUIRES(file_.mutex_) {
     draft_->written = true;
     draft_->offered = draft_->truncated = false;
     file_.drafts_.splice(file_.drafts_.begin(), file_.drafts_, draft_);
@@ -126,12 +127,12 @@ class EditHandle : public Handle {
   FsResult<> offer_draft() {
     std::string text;
     {
-      std::lock_guard lock(file_.mutex_);
+      MutexLock lock(file_.mutex_);
       text = draft_->text;
       draft_->offered = true;
     }
     PTC_TRY(file_.save(text, user_));
-    std::lock_guard lock(file_.mutex_);
+    MutexLock lock(file_.mutex_);
     if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
     return ok();
   }
@@ -151,7 +152,7 @@ std::string EditableFile::text() const { return source_.text().value_or(std::str
 
 bool EditableFile::exists() const {
   if (source_.text()) return true;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
 }
 
@@ -165,7 +166,7 @@ FsResult<> EditableFile::save(
   PTC_TRY(as_decided(saved_now));
   if (before != text) note_time();
   const size_t saved = hash_of_text();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   seen_ = saved;
   base_.reset();
   return ok();
@@ -178,7 +179,7 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
   const Clock::time_point begun = Clock::now(), until = begun + kWaits;
   for (;;) {
     const bool same_now = source_.text() == asked.text;
-    std::unique_lock lock(renames_mutex_);
+    MutexLock lock(renames_mutex_);
     std::shared_ptr<Rename> one = rename_;
     if (one == nullptr) {
       one = rename_ = std::make_shared<Rename>(asked);
@@ -190,7 +191,7 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
       }
     }
     const auto has_ended = [&] { return one->outcome.has_value(); };
-    if (!rename_ended_.wait_until(lock, until, has_ended)) return Errno{EAGAIN};
+    if (!rename_ended_.wait_until(renames_mutex_, until, has_ended)) return Errno{EAGAIN};
     if (rename_ == one) rename_.reset();
     const bool asked_for = one->text == asked.text && one->was == asked.was && one->by == asked.by;
     // Of one that ended while nobody waited, this may be long ago.
@@ -209,7 +210,7 @@ void EditableFile::carry_out(Rename& rename) {
     else outcome = as_decided(source_.remove_if(rename.was));
   } catch (const std::exception&) {  // no memory
   }
-  std::lock_guard lock(renames_mutex_);
+  MutexLock lock(renames_mutex_);
   rename.outcome = outcome;
   rename.ended = std::chrono::steady_clock::now();
   rename_ended_.notify_all();
@@ -219,7 +220,7 @@ bool EditableFile::catch_up() {
   (void)count_text(text().size(), true);
   const size_t now = hash_of_text();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const std::optional<size_t> before = std::exchange(seen_, now);
     if (!before || *before == now) return false;
   }
@@ -229,7 +230,7 @@ bool EditableFile::catch_up() {
 }
 
 FsResult<> EditableFile::count_text(uint64_t size, bool must) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   PTC_TRY(take(over(size) - text_bytes_, must));
   text_bytes_ = over(size);
   return ok();
@@ -270,7 +271,7 @@ FsResult<> EditableFile::remove() { return as_decided(source_.remove()); }
 
 struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) const {
   uint64_t size = text().size();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   // While it is being written, its size is that of the newest draft: O_APPEND and SEEK_END need it.
   if (!drafts_.empty() && (drafts_.front().written || drafts_.front().truncated)) {
     size = drafts_.front().text.size();
@@ -309,7 +310,7 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
       PTC_TRY(handle->truncate(*change.size));
     } else {
       std::string accepted = text();
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       // By path: the editor writes next, through a handle it has or one it is about to open.
       if (drafts_.empty()) {
         if (*change.size != accepted.size()) {
@@ -379,14 +380,14 @@ FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int f
                                                      std::shared_ptr<void> owner) {
   std::string accepted = text();
   if ((flags & O_ACCMODE) == O_RDONLY) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto shown = read_.lock();
     if (shown == nullptr || *shown != accepted)
       read_ = shown = std::make_shared<const std::string>(std::move(accepted));
     return std::unique_ptr<Handle>(std::make_unique<ReadHandle>(std::move(shown)));
   }
   User user = caller.user();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (drafts_.size() >= kMostDrafts) return Errno{EMFILE};
   Draft draft;
   draft.created = created;

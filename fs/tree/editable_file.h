@@ -5,12 +5,10 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -19,6 +17,7 @@
 #include "fs/tree/host_file.h"
 #include "fs/tree/node.h"
 #include "reshard/job/job_attributes.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -120,9 +119,9 @@ class EditableFile {
   static constexpr std::chrono::seconds kBaseLasts{10};
   FsResult<> save(const std::string& text, const User& by,
                   const std::function<Result<>(const std::string&, const User& by)>& offer);
-  bool has_base() const;
-  FsResult<> resize(Draft& draft, uint64_t size);  // mutex held
-  void end(Drafts::iterator draft);                // mutex held
+  bool has_base() const PTC_REQUIRES(mutex_);
+  FsResult<> resize(Draft& draft, uint64_t size) PTC_REQUIRES(mutex_);
+  void end(Drafts::iterator draft) PTC_REQUIRES(mutex_);
   FsResult<> take(int64_t more, bool must) {
     return source_.take ? source_.take(more, must) : FsResult<>(ok());
   }
@@ -135,17 +134,22 @@ class EditableFile {
 
   const std::string name_;
   const Source source_;
-  std::mutex renames_mutex_;
-  std::condition_variable rename_ended_;
-  std::shared_ptr<Rename>
-      rename_;  // under way, or nobody has heard how it ended; guarded by renames_mutex_
-  mutable std::mutex mutex_;
-  int64_t draft_bytes_ = 0, text_bytes_ = 0;  // counted; guarded
-  std::weak_ptr<const std::string> read_;     // what readers have open, for the next one; guarded
-  Drafts drafts_;                    // of handles that may write, newest change first; guarded
-  std::optional<std::string> base_;  // after truncate(2) by path: what the next writer begins
-  std::chrono::steady_clock::time_point base_since_;  // with, unless it comes too late
-  std::optional<size_t> seen_;  // hash of the text when it was last looked at; guarded
+  Mutex renames_mutex_;
+  ConditionVariable rename_ended_;
+  std::shared_ptr<Rename> rename_
+      PTC_GUARDED_BY(renames_mutex_);  // under way, or nobody has heard how it ended
+  mutable Mutex mutex_;
+  int64_t draft_bytes_ PTC_GUARDED_BY(mutex_) = 0;  // counted
+  int64_t text_bytes_ PTC_GUARDED_BY(mutex_) = 0;
+  std::weak_ptr<const std::string> read_
+      PTC_GUARDED_BY(mutex_);             // what readers have open, for the next one
+  Drafts drafts_ PTC_GUARDED_BY(mutex_);  // of handles that may write, newest change first
+  std::optional<std::string> base_
+      PTC_GUARDED_BY(mutex_);  // after truncate(2) by path: what the next writer begins
+  std::chrono::steady_clock::time_point base_since_
+      PTC_GUARDED_BY(mutex_);  // with, unless it comes too late
+  std::optional<size_t> seen_
+      PTC_GUARDED_BY(mutex_);  // hash of the text when it was last looked at
   const HostFile* attributes_dir_ = nullptr;
   std::string attributes_path_;
   const timespec made_;

@@ -3,8 +3,9 @@
 
 #include <functional>
 #include <list>
-#include <mutex>
 #include <thread>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -29,8 +30,8 @@ class Errands {
   };
   using List = std::list<One>;
 
-  std::mutex mutex_;
-  List under_way_;  // guarded
+  Mutex mutex_;
+  List under_way_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

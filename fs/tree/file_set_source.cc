@@ -4,12 +4,14 @@
 #include <utility>
 #include <vector>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 void RecentSets::note(std::weak_ptr<FileSetSource> source) {
   std::shared_ptr<FileSetSource> oldest;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     sources_.push_back(std::move(source));
     if (sources_.size() <= kMost) return;
     std::erase_if(sources_, [](const auto& one) { return one.expired(); });
@@ -31,7 +33,7 @@ void RecentSets::forget_old() {
   const auto before = FileSetSource::Clock::now() - kFor;
   std::vector<std::shared_ptr<FileSetSource>> old;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(sources_, [&](const std::weak_ptr<FileSetSource>& one) {
       auto source = one.lock();
       if (source == nullptr) return true;
@@ -45,13 +47,13 @@ void RecentSets::forget_old() {
 
 Result<FileSetRef> FileSetSource::get() {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     used_ = Clock::now();
     if (set_ != nullptr) return set_;
   }
   PTC_TRY(auto set, make_());
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (set_ != nullptr) return set_;  // another thread has made it, too
     set_ = set;
   }
@@ -60,13 +62,13 @@ Result<FileSetRef> FileSetSource::get() {
 }
 
 FileSetSource::Clock::time_point FileSetSource::used() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return used_;
 }
 
 void FileSetSource::forget() {
   FileSetRef last;  // goes without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   last = std::exchange(set_, nullptr);
 }
 

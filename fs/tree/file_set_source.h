@@ -6,10 +6,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 
 #include "reshard/checkpoint/checkpoint.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -25,8 +25,8 @@ class RecentSets {
  private:
   static constexpr size_t kMost = 64;
   static constexpr std::chrono::seconds kFor{30};
-  std::mutex mutex_;
-  std::deque<std::weak_ptr<FileSetSource>> sources_;  // that hold their set; guarded
+  Mutex mutex_;
+  std::deque<std::weak_ptr<FileSetSource>> sources_ PTC_GUARDED_BY(mutex_);  // that hold their set
 };
 
 /// One set: always of the same files. Owned by std::shared_ptr. Threads: any.
@@ -46,9 +46,9 @@ class FileSetSource : public std::enable_shared_from_this<FileSetSource> {
 
   RecentSets& recent_;
   const Make make_;
-  mutable std::mutex mutex_;
-  FileSetRef set_;          // null: to be made when it is asked for; guarded
-  Clock::time_point used_;  // guarded
+  mutable Mutex mutex_;
+  FileSetRef set_ PTC_GUARDED_BY(mutex_);  // null: to be made when it is asked for
+  Clock::time_point used_ PTC_GUARDED_BY(mutex_);
 };
 using FileSetSourceRef = std::shared_ptr<FileSetSource>;
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dataset/source/caught.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -37,14 +38,14 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
 }
 
 GatherCache::~GatherCache() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   ending_ = true;
   queue_.clear();
   ended_.notify_all();
 }
 
 GatherCache::Numbers GatherCache::numbers() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Numbers numbers = counts_;
   numbers.bytes = bytes_;
   numbers.files = entries_.size();
@@ -58,7 +59,7 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const Content& con
 void GatherCache::prepare(const std::string& key, const std::string& awaited,
                           std::function<Result<Content>()> make) {
   if (space_ == nullptr) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto same = [&](const Wanted& wanted) { return wanted.key == key; };
   if (entries_.contains(key) || queue_.size() >= kMostWanted ||
       std::any_of(queue_.begin(), queue_.end(), same))
@@ -91,7 +92,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
   if (space_ == nullptr || bytes < kWorthBytes || bytes > limit_bytes_) return nullptr;
   Files reusable;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     if (opened) std::erase_if(queue_, [&](const Wanted& wanted) { return wanted.key == key; });
     for (;;) {
       auto found = entries_.find(key);
@@ -103,7 +104,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
         ++counts_.hits;
         return found->second.file;
       }
-      gathered_.wait(lock);
+      gathered_.wait(mutex_);
     }
     if (!make_room(bytes, reusable)) {
       ++counts_.refused;
@@ -123,7 +124,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
     return nullptr;
   }
   auto again = content.again;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   Entry& entry = entries_.find(key)->second;
   entry.file = std::move(file).value();
   entry.used = Clock::now();
@@ -133,7 +134,7 @@ GatherCache::FileRef GatherCache::find_or_gather(const std::string& key, const C
 }
 
 GatherCache::Gathering::~Gathering() {
-  std::lock_guard lock(cache_.mutex_);
+  MutexLock lock(cache_.mutex_);
   const auto found = cache_.entries_.find(key_);
   if (found != cache_.entries_.end() && found->second.file == nullptr) {
     cache_.bytes_ -= found->second.bytes;
@@ -145,9 +146,9 @@ GatherCache::Gathering::~Gathering() {
 Result<> GatherCache::refresh(const std::string& prefix) {
   std::vector<std::pair<std::shared_ptr<ScratchFile>, std::function<Result<Fill>()>>> files;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     // What is being gathered now may hold what was there before.
-    gathered_.wait(lock, [&] {
+    gathered_.wait(mutex_, [&]() PTC_REQUIRES(mutex_) {
       return std::none_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
         return entry.second.file == nullptr && entry.first.starts_with(prefix);
       });
@@ -240,11 +241,11 @@ Result<std::shared_ptr<ScratchFile>> GatherCache::gather(const Content& content,
 
 /// Of those that another thread may be waiting for, that one makes the next.
 void GatherCache::work_ahead() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   for (;;) {
-    const auto next = std::find_if(queue_.begin(), queue_.end(), [&](const Wanted& one) {
-      return !ahead_of_.contains(one.awaited);
-    });
+    const auto next = std::find_if(
+        queue_.begin(), queue_.end(),
+        [&](const Wanted& one) PTC_REQUIRES(mutex_) { return !ahead_of_.contains(one.awaited); });
     if (next == queue_.end()) break;
     const Wanted wanted = std::move(*next);
     queue_.erase(next);
@@ -263,20 +264,20 @@ void GatherCache::work_ahead() {
 }
 
 void GatherCache::give_back_idle() {
-  std::unique_lock lock(mutex_);
+  UniqueLock lock(mutex_);
   while (!ending_ && !entries_.empty()) {
-    ended_.wait_for(lock, kLookEvery, [this] { return ending_; });
-    drop_idle(lock, kDropAfter);
+    ended_.wait_for(mutex_, kLookEvery, [this]() PTC_REQUIRES(mutex_) { return ending_; });
+    drop_idle(kDropAfter);
   }
   giving_back_ = false;
 }
 
 void GatherCache::drop_unused() {
-  std::unique_lock lock(mutex_);
-  drop_idle(lock, seconds(0));
+  UniqueLock lock(mutex_);
+  drop_idle(seconds(0));
 }
 
-void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock, seconds unused_for) {
+void GatherCache::drop_idle(seconds unused_for) {
   Files idle;
   const Clock::time_point now = Clock::now();
   for (auto it = entries_.begin(); it != entries_.end();) {
@@ -294,9 +295,8 @@ void GatherCache::drop_idle(std::unique_lock<std::mutex>& lock, seconds unused_f
     it = entries_.erase(it);
     ++counts_.evicted_idle;
   }
-  lock.unlock();
+  const MutexUnlock unlock(mutex_);
   idle.clear();  // gigabytes may go: not with the lock
-  lock.lock();
 }
 
 }  // namespace ptc

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "reshard/exec/thread_team.h"
+#include "store/base/mutex.h"
 #include "store/base/spare_threads.h"
 #include "store/image/scratch_space.h"
 
@@ -104,30 +104,31 @@ class GatherCache {
   };
   FileRef find_or_gather(const std::string& key, const Content& content, bool opened);
   /// Takes entries out, least recently used first, until `bytes` more fit; false: they do not.
-  /// With lock held. `out` is to be dropped without it.
-  bool make_room(uint64_t bytes, Files& out);
+  /// `out` is to be dropped without the mutex.
+  bool make_room(uint64_t bytes, Files& out) PTC_REQUIRES(mutex_);
   Result<std::shared_ptr<ScratchFile>> memory(uint64_t bytes, Files& reusable);
   /// Opened: on all threads, for somebody waits. Else on this one alone: readers need the others.
   Result<std::shared_ptr<ScratchFile>> gather(const Content& content, Files& reusable, bool opened);
-  void drop_idle(std::unique_lock<std::mutex>& lock, std::chrono::seconds unused_for);
-  void be_given_back();  // with lock held: somebody looks for what is idle, from now on
-  void begin_ahead();    // with lock held: and what is wanted is made
+  void drop_idle(std::chrono::seconds unused_for) PTC_REQUIRES(mutex_);
+  void be_given_back() PTC_REQUIRES(mutex_);  // somebody looks for what is idle, from now on
+  void begin_ahead() PTC_REQUIRES(mutex_);    // and what is wanted is made
   void work_ahead();
   void give_back_idle();
 
   const uint64_t limit_bytes_;
   std::unique_ptr<ScratchSpace> space_;
   ThreadTeam team_;
-  mutable std::mutex mutex_;
-  std::condition_variable gathered_, ended_;
-  std::unordered_map<std::string, Entry> entries_;  // guarded
-  std::deque<Wanted> queue_;                        // guarded
-  std::set<std::string> ahead_of_;  // those that a thread may be waiting for now; guarded
-  uint64_t bytes_ = 0;              // of all entries; guarded
-  Numbers counts_;                  // without what is held now; guarded
-  int working_ahead_ = 0;           // threads; guarded
-  bool giving_back_ = false;        // a thread looks for what is idle; guarded
-  bool ending_ = false;             // guarded
+  mutable Mutex mutex_;
+  ConditionVariable gathered_, ended_;
+  std::unordered_map<std::string, Entry> entries_ PTC_GUARDED_BY(mutex_);
+  std::deque<Wanted> queue_ PTC_GUARDED_BY(mutex_);
+  std::set<std::string> ahead_of_
+      PTC_GUARDED_BY(mutex_);                        // those that a thread may be waiting for now
+  uint64_t bytes_ PTC_GUARDED_BY(mutex_) = 0;        // of all entries
+  Numbers counts_ PTC_GUARDED_BY(mutex_);            // without what is held now
+  int working_ahead_ PTC_GUARDED_BY(mutex_) = 0;     // threads
+  bool giving_back_ PTC_GUARDED_BY(mutex_) = false;  // a thread looks for what is idle
+  bool ending_ PTC_GUARDED_BY(mutex_) = false;
   // Last: they use all of the above. They are there while there is something to do.
   SpareThreads ahead_{"ptcfs-ahead"}, idle_{"ptcfs-gathered"};
 };

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
 #include "store/base/descriptors.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -81,7 +81,7 @@ HostFile& HostFile::operator=(HostFile&& other) noexcept {
 
 HeldFd HostFile::hold() const {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (kept_ != nullptr) return HeldFd(kept_);
   }
   if (handle_.empty()) {
@@ -94,7 +94,7 @@ HeldFd HostFile::hold() const {
 bool HostFile::same_file(const HostFile& other) const { return handle_ == other.handle_; }
 
 void HostFile::pin(int fd) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (handle_.empty()) return;  // it keeps one anyway
   ++pins_;
   if (kept_ != nullptr) return;
@@ -104,13 +104,13 @@ void HostFile::pin(int fd) {
 }
 
 void HostFile::unpin() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!handle_.empty() && --pins_ == 0) kept_.reset();
 }
 
 void HostFile::let_go() {
   std::shared_ptr<const UniqueFd> last;  // closed without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   last = std::move(kept_);
 }
 
@@ -136,8 +136,8 @@ FsResult<> check_descriptors(int any) {
 namespace {
 
 struct Shares {
-  std::mutex mutex;
-  std::unordered_map<uid_t, int> by_user;  // guarded
+  Mutex mutex;
+  std::unordered_map<uid_t, int> by_user PTC_GUARDED_BY(mutex);
 };
 Shares& shares() {
   static Shares all;
@@ -150,7 +150,7 @@ FsResult<DescriptorShareRef> DescriptorShare::take(uid_t user, int any) {
   PTC_TRY(const int left, descriptors_left(any));
   DescriptorShareRef share(new DescriptorShare(user));
   const auto taken = [&] {  // with this one
-    std::lock_guard lock(shares().mutex);
+    MutexLock lock(shares().mutex);
     return shares().by_user[user];
   };
   const bool is_own = user == 0 || user == ::geteuid();  // whose mount it is
@@ -159,12 +159,12 @@ FsResult<DescriptorShareRef> DescriptorShare::take(uid_t user, int any) {
 }
 
 DescriptorShare::DescriptorShare(uid_t user) : user_(user) {
-  std::lock_guard lock(shares().mutex);
+  MutexLock lock(shares().mutex);
   ++shares().by_user[user];
 }
 
 DescriptorShare::~DescriptorShare() {
-  std::lock_guard lock(shares().mutex);
+  MutexLock lock(shares().mutex);
   const auto found = shares().by_user.find(user_);
   if (--found->second == 0) shares().by_user.erase(found);
 }

@@ -5,11 +5,11 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "fs/tree/errno.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -52,7 +52,8 @@ class HostFile {
   /// `fd` is O_PATH. `handles` outlives this.
   HostFile(const FileHandles& handles, UniqueFd fd);
   HostFile(HostFile&& other) noexcept;
-  HostFile& operator=(HostFile&& other) noexcept;
+  /// No other thread uses either meanwhile: neither is locked.
+  HostFile& operator=(HostFile&& other) noexcept PTC_NO_THREAD_SAFETY_ANALYSIS;
 
   /// Invalid, with errno: it is gone (ESTALE), or there is no descriptor left.
   HeldFd hold() const;
@@ -70,9 +71,9 @@ class HostFile {
  private:
   const FileHandles* handles_ = nullptr;
   std::string handle_;  // type and bytes; empty: none
-  mutable std::mutex mutex_;
-  std::shared_ptr<const UniqueFd> kept_;  // guarded
-  int pins_ = 0;                          // guarded
+  mutable Mutex mutex_;
+  std::shared_ptr<const UniqueFd> kept_ PTC_GUARDED_BY(mutex_);
+  int pins_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 /// One descriptor, or more, that a user's open file takes. As long as it lives it counts for him.

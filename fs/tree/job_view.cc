@@ -12,11 +12,12 @@
 #include "fs/tree/tree.h"
 #include "reshard/job/job_record.h"
 #include "store/base/json.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
 bool CommitGate::seal(const std::vector<std::string>& keys, const Owner& owner) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& key : keys)
     if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second != owner)
       return false;
@@ -25,7 +26,7 @@ bool CommitGate::seal(const std::vector<std::string>& keys, const Owner& owner) 
 }
 
 void CommitGate::unseal(const std::vector<std::string>& keys, const Owner& owner) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (const std::string& key : keys)
     if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second == owner)
       sealed_.erase(sealed);
@@ -108,14 +109,14 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
 }
 
 JobView::~JobView() {
-  const std::shared_lock gate(space_gate());
+  const SharedLock gate(space_gate());
   tree_.quotas().forget_file(account_, this);
 }
 
 FsResult<> JobView::take_text(int64_t more, bool must) {
   // While recount() looks at this number, and then puts what it saw in the place of what was
   // counted, neither changes.
-  const std::shared_lock gate(space_gate());
+  const SharedLock gate(space_gate());
   if (limited()) {
     const uid_t owner = directory().st_uid;
     if (more > 0 && !must) {
@@ -138,7 +139,7 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
 }
 
 void JobView::apply_attributes() {
-  std::lock_guard one(applying_);
+  MutexLock one(applying_);
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);
   for (const auto& [name, file] :
@@ -239,7 +240,7 @@ void JobView::open_data_set() {
   options.changed = [this] { note_data_set_changed(); };
   options.decided = [this] { job_->tell_data_set_changed(); };
   auto opened = DataSet::open(std::move(options));
-  std::lock_guard lock(mutex_);  // note_data_set_changed() may be called already
+  MutexLock lock(mutex_);  // note_data_set_changed() may be called already
   data_set_ = std::move(opened);
 }
 
@@ -284,13 +285,13 @@ void JobView::catch_up() {
 void JobView::note_data_set_changed() {
   bool gone = false;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (data_set_ == nullptr) return;  // it is only being opened
   }
   (void)consumed_.catch_up();  // there is always one
   const bool source_saved = source_.catch_up(), order_saved = order_.catch_up();
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     std::vector<ShownGenerationRef> now;
     for (const uint64_t number : data_set_->generations())
       now.push_back(data_set_->generation(number));
@@ -320,7 +321,7 @@ timespec JobView::data_set_changed() const {
 }
 
 std::string JobView::generation_key(const ShownGenerationRef& generation) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto [found, is_new] = generation_keys_.try_emplace(generation.get(), generation, 0);
   if (is_new) found->second.second = next_generation_key_++;
   return fmt::format("{}/dataset/gen/{}", key_, found->second.second);
@@ -360,7 +361,7 @@ void JobView::note_checkpoints_changed() {
 }
 
 std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   CheckpointRef checkpoint = job_->find_checkpoint(name);
   auto found = checkpoints_.find(name);
   if (found != checkpoints_.end()) {
@@ -393,13 +394,13 @@ std::string checkpoints_key(const JobView& job) { return job.key() + "/checkpoin
 std::string checkpoint_key(const CheckpointView& checkpoint) { return checkpoint.key; }
 
 void JobView::note_committed(const std::shared_ptr<RealNode>& file) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   committed_.push_back(file);
 }
 
 void JobView::let_go_of_removed() {
   std::vector<std::shared_ptr<RealNode>> ending;  // destroyed without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(committed_, [&](const std::weak_ptr<RealNode>& file) {
     ending.push_back(file.lock());
     return ending.back() == nullptr || ending.back()->let_go_if_removed();

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,6 +18,7 @@
 #include "fs/tree/quota.h"
 #include "fs/tree/whiteouts.h"
 #include "reshard/node/job_store.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -40,7 +40,7 @@ class CommitGate {
     for (int asked = 0; asked < kOwners; ++asked) {
       Owner owner;
       {
-        std::lock_guard lock(mutex_);
+        MutexLock lock(mutex_);
         owner = owner_of(keys);
         if (owner == nullptr) return change();
       }
@@ -53,10 +53,10 @@ class CommitGate {
   void unseal(const std::vector<std::string>& keys, const Owner& owner);
 
  private:
-  Owner owner_of(std::initializer_list<std::string> keys) const;  // mutex held
+  Owner owner_of(std::initializer_list<std::string> keys) const PTC_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  std::unordered_map<std::string, Owner> sealed_;  // guarded
+  Mutex mutex_;
+  std::unordered_map<std::string, Owner> sealed_ PTC_GUARDED_BY(mutex_);
 };
 
 /// One checkpoint as this mount shows it.
@@ -106,7 +106,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
   bool limited() const { return limited_.load(std::memory_order_relaxed); }
-  std::shared_mutex& space_gate() { return Quotas::gate(account_); }
+  SharedMutex& space_gate() { return Quotas::gate(account_); }
   const Quotas::Account& account() const { return account_; }
 
   std::shared_ptr<CheckpointView> checkpoint(const std::string& name);
@@ -167,18 +167,19 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Whiteouts hidden_;
   CommitGate gate_;
   const Quotas::Account account_;
-  std::mutex applying_;  // before all others: what is agreed on later is applied later
+  Mutex applying_;  // before all others: what is agreed on later is applied later
   std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};
-  std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_;  // guarded
-  std::vector<std::weak_ptr<RealNode>> committed_;                                // guarded
-  std::vector<ShownGenerationRef> generations_;  // as last told of; guarded
+  Mutex mutex_;
+  std::unordered_map<std::string, std::shared_ptr<CheckpointView>> checkpoints_
+      PTC_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<RealNode>> committed_ PTC_GUARDED_BY(mutex_);
+  std::vector<ShownGenerationRef> generations_ PTC_GUARDED_BY(mutex_);  // as last told of
   std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, uint64_t>>
-      generation_keys_;               // guarded
-  uint64_t next_generation_key_ = 0;  // guarded
+      generation_keys_ PTC_GUARDED_BY(mutex_);
+  uint64_t next_generation_key_ PTC_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> data_set_changed_ns_{0};
   std::unique_ptr<DataSet> data_set_;  // last: its threads use all of the above
 };

@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -38,7 +40,7 @@ FsResult<Listings::Ref> Listings::fresh(Node& directory) {
 
 FsResult<Listings::Ref> Listings::kept(Node& directory) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
       if (it->key != directory.key()) continue;
       it->used = std::chrono::steady_clock::now();
@@ -50,7 +52,7 @@ FsResult<Listings::Ref> Listings::kept(Node& directory) {
 }
 
 void Listings::drop(const Node& directory) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   auto found = std::find_if(kept_.begin(), kept_.end(),
                             [&](const Kept& one) { return one.key == directory.key(); });
   if (found == kept_.end()) return;
@@ -61,7 +63,7 @@ void Listings::drop(const Node& directory) {
 void Listings::forget_old() {
   constexpr auto kFor = std::chrono::seconds(30);
   std::list<Kept> old;  // goes without the lock
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto before = std::chrono::steady_clock::now() - kFor;
   while (!kept_.empty() && kept_.back().used < before) {
     entries_ -= kept_.back().listing->size();
@@ -70,7 +72,7 @@ void Listings::forget_old() {
 }
 
 void Listings::keep(const Node& directory, Ref listing) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_ += listing->size();
   kept_.push_front({.key = directory.key(), .listing = std::move(listing)});
   while (kept_.size() > 1 && (kept_.size() > kMaxListings || entries_ > kMaxEntries)) {

@@ -5,11 +5,11 @@
 #include <chrono>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "fs/tree/node.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -43,9 +43,9 @@ class Listings {
   static constexpr size_t kMaxListings = 64, kMaxEntries = 1 << 20;
   void keep(const Node& directory, Ref listing);
 
-  std::mutex mutex_;
-  std::list<Kept> kept_;  // the last used first; guarded
-  size_t entries_ = 0;    // of all of them; guarded
+  Mutex mutex_;
+  std::list<Kept> kept_ PTC_GUARDED_BY(mutex_);  // the last used first
+  size_t entries_ PTC_GUARDED_BY(mutex_) = 0;    // of all of them
 };
 
 }  // namespace ptc

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <utility>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -54,7 +55,7 @@ NodeTable::Shard& NodeTable::shard_of(std::string_view key) const {
 
 NodeRef NodeTable::find(const std::string& key) const {
   Shard& shard = shard_of(key);
-  std::lock_guard lock(shard.mutex);
+  MutexLock lock(shard.mutex);
   auto found = shard.nodes.find(key);
   return found == shard.nodes.end() ? nullptr : found->second.lock();
 }
@@ -63,7 +64,7 @@ NodeRef NodeTable::intern(NodeRef fresh) {
   Shard& shard = shard_of(fresh->key());
   NodeRef existing;
   {
-    std::lock_guard lock(shard.mutex);
+    MutexLock lock(shard.mutex);
     auto [slot, added] = shard.nodes.try_emplace(fresh->key(), fresh);
     if (!added) existing = slot->second.lock();
     if (existing == nullptr) {
@@ -81,7 +82,7 @@ NodeRef NodeTable::intern(NodeRef fresh) {
 
 void NodeTable::erase_expired(const Node& node) {
   Shard& shard = shards_[node.part_];
-  std::lock_guard lock(shard.mutex);
+  MutexLock lock(shard.mutex);
   auto found = shard.nodes.find(node.key());
   // A new node may already have taken the key.
   if (found != shard.nodes.end() && found->second.expired()) shard.nodes.erase(found);
@@ -91,7 +92,7 @@ void NodeTable::erase_expired(const Node& node) {
 void NodeTable::displace(const Node& node) {
   Shard& shard = shards_[node.part_];
   NodeRef last;  // destroyed after the lock
-  std::lock_guard lock(shard.mutex);
+  MutexLock lock(shard.mutex);
   const auto found = shard.nodes.find(node.key());
   if (found == shard.nodes.end()) return;
   last = found->second.lock();
@@ -100,7 +101,7 @@ void NodeTable::displace(const Node& node) {
 
 void NodeTable::remember_root(const NodeRef& root) {
   Ids& ids = ids_[kRootId % kParts];
-  std::lock_guard lock(ids.mutex);
+  ExclusiveLock lock(ids.mutex);
   ids.nodes.insert(kRootId / kParts, root.get());
   root->told_.node = root;
   root->id_ = kRootId;
@@ -112,14 +113,14 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
   auto& told = node->told_;
   const uint64_t parent_id = parent.id();
   if (node->id() != 0) {  // as a rule nothing has changed then but the count
-    std::shared_lock lock(ids.mutex);
+    SharedLock lock(ids.mutex);
     if (node->id() != 0 && told.parent == parent_id && kept_name(*node, told.name) == name) {
       told.lookups.fetch_add(1, std::memory_order_relaxed);
       return node->id();
     }
   }
   std::unique_ptr<const std::string> kept = name_to_keep(*node, name);
-  std::lock_guard lock(ids.mutex);
+  ExclusiveLock lock(ids.mutex);
   if (node->id() == 0) {
     ids.nodes.insert(ids.given + 1, node.get());
     told.node = node;
@@ -133,7 +134,7 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
 
 void NodeTable::moved(Node& node, const Node& parent, std::string_view name) {
   std::unique_ptr<const std::string> kept = name_to_keep(node, name);
-  std::lock_guard lock(ids_[node.part_].mutex);
+  ExclusiveLock lock(ids_[node.part_].mutex);
   if (node.id() == 0 || node.id() == kRootId) return;
   node.told_.parent = parent.id();
   node.told_.name = std::move(kept);
@@ -143,7 +144,7 @@ void NodeTable::forget(uint64_t id, uint64_t lookups) {
   if (id == kRootId) return;
   Ids& ids = ids_[id % kParts];
   NodeRef last;  // destroyed after the lock
-  std::lock_guard lock(ids.mutex);
+  ExclusiveLock lock(ids.mutex);
   Node* const node = ids.nodes.find(id / kParts);
   if (node == nullptr) return;
   auto& told = node->told_;
@@ -157,13 +158,13 @@ void NodeTable::forget(uint64_t id, uint64_t lookups) {
 
 NodeRef NodeTable::at(uint64_t id) const {
   const Ids& ids = ids_[id % kParts];
-  std::shared_lock lock(ids.mutex);
+  SharedLock lock(ids.mutex);
   const Node* const node = ids.nodes.find(id / kParts);
   return node == nullptr ? nullptr : node->told_.node;
 }
 
 void NodeTable::each_known(size_t part, const std::function<void(const KnownNode&)>& visit) const {
-  std::shared_lock lock(ids_[part].mutex);
+  SharedLock lock(ids_[part].mutex);
   ids_[part].nodes.each([&](uint64_t number, const Node& node) {
     const auto& told = node.told_;
     visit({number * kParts + part, node, told.lookups.load(std::memory_order_relaxed), told.parent,
@@ -174,7 +175,7 @@ void NodeTable::each_known(size_t part, const std::function<void(const KnownNode
 std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
   std::vector<NodeRef> found;
   for (Shard& shard : shards_) {
-    std::lock_guard lock(shard.mutex);
+    MutexLock lock(shard.mutex);
     // Kept until the lock is gone, all of them: the last reference of a node takes the lock again.
     for (const auto& [key, slot] : shard.nodes)
       if (key.starts_with(prefix))
@@ -186,7 +187,7 @@ std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
 void NodeTable::forget_all() {
   for (Ids& ids : ids_) {
     std::vector<NodeRef> last;  // destroyed after the lock
-    std::lock_guard lock(ids.mutex);
+    ExclusiveLock lock(ids.mutex);
     ids.nodes.each([&](uint64_t, Node& node) {
       node.told_.lookups = 0;
       node.id_ = 0;
@@ -199,7 +200,7 @@ void NodeTable::forget_all() {
 size_t NodeTable::size() const {
   size_t total = 0;
   for (const Shard& shard : shards_) {
-    std::lock_guard lock(shard.mutex);
+    MutexLock lock(shard.mutex);
     total += shard.nodes.size();
   }
   return total;

@@ -6,14 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "fs/tree/node.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -101,16 +100,16 @@ class NodeTable {
   void erase_expired(const Node& node);  // which ends
 
   struct Shard {
-    mutable std::mutex mutex;
-    /// Keys are those of the nodes, which take theirs out when they end. Guarded by mutex.
-    std::unordered_map<std::string_view, std::weak_ptr<Node>> nodes;
+    mutable Mutex mutex;
+    /// Keys are those of the nodes, which take theirs out when they end.
+    std::unordered_map<std::string_view, std::weak_ptr<Node>> nodes PTC_GUARDED_BY(mutex);
   };
   /// An id is a number times kParts, plus the part, which is the one that the node's key is in.
   /// (The root's is 1 wherever its key is.)
   struct alignas(64) Ids {
-    mutable std::shared_mutex mutex;
-    NodesByNumber nodes;  // guarded by mutex
-    uint64_t given = 0;   // numbers, from 1 on; guarded
+    mutable SharedMutex mutex;
+    NodesByNumber nodes PTC_GUARDED_BY(mutex);
+    uint64_t given PTC_GUARDED_BY(mutex) = 0;  // numbers, from 1 on
   };
   Shard& shard_of(std::string_view key) const;
   mutable std::array<Shard, kParts> shards_;

@@ -1,7 +1,8 @@
 #include "fs/tree/open_files.h"
 
-#include <mutex>
 #include <utility>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -13,21 +14,21 @@ OpenFiles::~OpenFiles() {
 uint64_t OpenFiles::add(OpenFile file) {
   const uint64_t number = given_.fetch_add(1, std::memory_order_relaxed) + 1;
   Shard& shard = shard_of(number);
-  std::lock_guard lock(shard.mutex);
+  ExclusiveLock lock(shard.mutex);
   shard.files.emplace(number, std::move(file));
   return number;
 }
 
 std::shared_ptr<Handle> OpenFiles::at(uint64_t number) const {
   Shard& shard = shard_of(number);
-  std::shared_lock lock(shard.mutex);
+  SharedLock lock(shard.mutex);
   const auto found = shard.files.find(number);
   return found == shard.files.end() ? nullptr : found->second.handle;
 }
 
 OpenFile OpenFiles::take(uint64_t number) {
   Shard& shard = shard_of(number);
-  std::lock_guard lock(shard.mutex);
+  ExclusiveLock lock(shard.mutex);
   const auto found = shard.files.find(number);
   if (found == shard.files.end()) return {};
   OpenFile file = std::move(found->second);
@@ -40,7 +41,7 @@ OpenFile OpenFiles::take(uint64_t number) {
 
 void OpenFiles::each(const std::function<void(uint64_t number, const OpenFile&)>& visit) const {
   for (const Shard& shard : shards_) {
-    std::shared_lock lock(shard.mutex);
+    SharedLock lock(shard.mutex);
     for (const auto& [number, file] : shard.files) visit(number, file);
   }
 }

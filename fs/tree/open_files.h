@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <shared_mutex>
 #include <unordered_map>
 
 #include "fs/tree/node.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -46,8 +46,8 @@ class OpenFiles {
 
  private:
   struct alignas(64) Shard {
-    mutable std::shared_mutex mutex;
-    std::unordered_map<uint64_t, OpenFile> files;  // guarded
+    mutable SharedMutex mutex;
+    std::unordered_map<uint64_t, OpenFile> files PTC_GUARDED_BY(mutex);
   };
   Shard& shard_of(uint64_t number) const { return shards_[number % shards_.size()]; }
   std::atomic<uint64_t> given_{0};

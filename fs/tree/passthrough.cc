@@ -9,6 +9,7 @@
 #include <cerrno>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -61,7 +62,7 @@ void Passthrough::close_backing(int32_t id) {
 }
 
 int32_t InodeMode::enter(Passthrough& passthrough, int fd) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (open_files_ == 0) backing_id_ = passthrough.open_backing(fd);
   ++open_files_;
   if (backing_id_ != 0) passthrough.count_open();
@@ -69,7 +70,7 @@ int32_t InodeMode::enter(Passthrough& passthrough, int fd) {
 }
 
 void InodeMode::leave(Passthrough& passthrough) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (--open_files_ == 0 && backing_id_ != 0) {
     passthrough.close_backing(backing_id_);
     backing_id_ = 0;

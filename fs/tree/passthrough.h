@@ -3,7 +3,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -42,9 +43,9 @@ class InodeMode {
   void leave(Passthrough& passthrough);
 
  private:
-  std::mutex mutex_;
-  uint64_t open_files_ = 0;  // guarded
-  int32_t backing_id_ = 0;   // guarded
+  Mutex mutex_;
+  uint64_t open_files_ PTC_GUARDED_BY(mutex_) = 0;
+  int32_t backing_id_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 /// One count in an InodeMode, given back when destroyed.

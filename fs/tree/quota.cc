@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 
 namespace ptc {
@@ -43,18 +44,18 @@ Result<QuotaLimit> QuotaLimit::parse(std::string_view text) {
 }
 
 void Quotas::set_limits(QuotaLimit user, QuotaLimit job) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   each_user_ = user;
   each_job_ = job;
 }
 
 void Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   account_locked(job)->limit = limit;
 }
 
 bool Quotas::limits(const std::string& job) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (each_user_.any()) return true;
   const auto found = jobs_.find(job);
   return (found == jobs_.end() ? each_job_ : limit_of(*found->second)).any();
@@ -62,13 +63,13 @@ bool Quotas::limits(const std::string& job) const {
 
 std::optional<Quotas::Space> Quotas::space_of(const Account& account) {
   look();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Space space{limit_of(*account), account->all};
   return space.limit.any() ? std::optional(space) : std::nullopt;
 }
 
 Quotas::Account Quotas::account(const std::string& job) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return account_locked(job);
 }
 
@@ -79,7 +80,7 @@ Quotas::Account Quotas::account_locked(const std::string& job) {
 }
 
 std::vector<std::string> Quotas::jobs() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (const auto& [name, account] : jobs_) names.push_back(name);
   return names;
@@ -87,7 +88,7 @@ std::vector<std::string> Quotas::jobs() const {
 
 FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
   look();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (exceeds(account->all, amount, limit_of(*account)) ||
       exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
     return Errno{EDQUOT};
@@ -96,7 +97,7 @@ FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amoun
 }
 
 void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   add_locked(*account, user, amount);
 }
 
@@ -117,11 +118,11 @@ void Quotas::clear_locked(Job& job) {
 
 void Quotas::recount(const std::string& job, const std::function<Counted()>& count) {
   const Account account = this->account(job);
-  std::unique_lock gate_lock(account->gate);
+  ExclusiveLock gate_lock(account->gate);
   const Counted counted = count();
   Job& of = *account;
   const AllSeen seen = look_at_all(of);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (of.gone) return;
   clear_locked(of);
   for (const auto& [user, amount] : counted.outside) add_locked(of, user, amount);
@@ -147,10 +148,10 @@ void Quotas::recount(const std::string& job, const std::function<Counted()>& cou
   if (by_kernel || !of.removed.empty()) look_after_locked(account);
 }
 
-std::shared_mutex& Quotas::gate(const Account& account) { return account->gate; }
+SharedMutex& Quotas::gate(const Account& account) { return account->gate; }
 
 Quotas::Account Quotas::detach(const std::string& job) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = jobs_.find(job);
   if (found == jobs_.end()) return nullptr;
   Account account = std::move(found->second);
@@ -160,10 +161,10 @@ Quotas::Account Quotas::detach(const std::string& job) {
 
 void Quotas::settle(const Account& account) {
   if (account == nullptr) return;
-  std::unique_lock gate_lock(account->gate);
+  ExclusiveLock gate_lock(account->gate);
   Job& of = *account;
   const AllSeen seen = look_at_all(of);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   of.gone = true;
   clear_locked(of);
   for (auto& [key, image] : std::exchange(of.images, {})) of.removed.push_back(std::move(image));
@@ -180,12 +181,12 @@ void Quotas::settle(const Account& account) {
 Quotas::AllSeen Quotas::look_at_all(Job& job) {
   std::vector<std::pair<const void*, FileRef>> files;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     files.assign(job.files.begin(), job.files.end());
   }
   AllSeen all;
   for (const auto& [key, file] : files) {
-    std::lock_guard looking(file->looking);
+    MutexLock looking(file->looking);
     if (file->look) all.emplace(key, file->look());
   }
   return all;
@@ -198,10 +199,10 @@ void Quotas::look_after_locked(const Account& account) {
 void Quotas::look() {
   std::vector<std::pair<Account, FileRef>> files;
   {
-    std::lock_guard lock(mutex_);
-    std::erase_if(looked_after_, [&](const Account& account) {
+    MutexLock lock(mutex_);
+    std::erase_if(looked_after_, [&](const Account& account) PTC_REQUIRES(mutex_) {
       Job& of = *account;
-      std::erase_if(of.removed, [&](const Held& image) {
+      std::erase_if(of.removed, [&](const Held& image) PTC_REQUIRES(mutex_) {
         if (!image.image.expired()) return false;
         add_locked(of, image.user, {-image.bytes, 0});
         return true;
@@ -217,10 +218,10 @@ void Quotas::look() {
     });
   }
   for (const auto& [account, file] : files) {
-    std::lock_guard looking(file->looking);
+    MutexLock looking(file->looking);
     if (!file->look) continue;
     const Seen now = file->look();
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (now.user == file->seen.user)  // who changes that counts it
       add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
     file->seen = now;
@@ -231,26 +232,23 @@ void Quotas::know_file(const Account& account, const void* key, std::function<Se
                        bool by_kernel) {
   FileRef file;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     FileRef& known = account->files[key];
-    if (known == nullptr) {
-      known = std::make_shared<File>();
-      known->look = std::move(look);  // nobody else has it yet
-    }
+    if (known == nullptr) known = std::make_shared<File>(std::move(look));
     if (!by_kernel || known->by_kernel) return;
     file = known;
   }
-  std::lock_guard looking(file->looking);
+  MutexLock looking(file->looking);
   if (!file->look) return;
   const Seen now = file->look();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (std::exchange(file->by_kernel, true)) return;
   file->seen = now;
   if (each_user_.any() || limit_of(*account).any()) look_after_locked(account);
 }
 
 void Quotas::note_nameless(const Account& account, const void* key) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const auto found = account->files.find(key); found != account->files.end())
     found->second->alone = true;
 }
@@ -258,15 +256,15 @@ void Quotas::note_nameless(const Account& account, const void* key) {
 void Quotas::forget_file(const Account& account, const void* key) {
   FileRef file;
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = account->files.find(key);
     if (found == account->files.end()) return;
     file = found->second;
   }
-  std::lock_guard looking(file->looking);
+  MutexLock looking(file->looking);
   if (!file->look) return;
   const Seen now = std::exchange(file->look, nullptr)();
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file->alone) {
     const Seen& counted = file->by_kernel ? file->seen : now;
     add_locked(*account, counted.user, {-counted.amount.bytes, -counted.amount.files});

@@ -23,9 +23,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,6 +31,7 @@
 
 #include "fs/tree/errno.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -94,7 +93,7 @@ class Quotas {
   /// Counts a job anew. While something changes and is counted, the gate is held shared; here
   /// alone. `count` returns what is there by name.
   void recount(const std::string& job, const std::function<Counted()>& count);
-  static std::shared_mutex& gate(const Account& account);
+  static SharedMutex& gate(const Account& account);
 
   /// The job is gone: another one of its name has an account of its own. settle() is to follow,
   /// with no lock held.
@@ -121,15 +120,17 @@ class Quotas {
  private:
   /// It may be on a file system that is slow: so it is looked at without mutex_.
   struct File {
-    std::mutex looking;          // before mutex_
-    std::function<Seen()> look;  // none: it is forgotten. Guarded by `looking`; the rest by mutex_
+    explicit File(std::function<Seen()> how) : look(std::move(how)) {}
+    Mutex looking;                                       // before mutex_
+    std::function<Seen()> look PTC_GUARDED_BY(looking);  // none: it is forgotten
+    // The rest is guarded by the mutex_ of all.
     bool by_kernel = false;
     bool alone = false;  // counted by itself
     Seen seen;           // when it was looked at last
   };
   using FileRef = std::shared_ptr<File>;
   struct Job {
-    std::shared_mutex gate;
+    SharedMutex gate;
     std::optional<QuotaLimit> limit;
     QuotaAmount all;
     ByUser by_user;
@@ -138,22 +139,24 @@ class Quotas {
     std::vector<Held> removed;                     // and of no checkpoint any more
     bool gone = false, looked_after = false;
   };
-  QuotaLimit limit_of(const Job& job) const { return job.limit.value_or(each_job_); }
-  Account account_locked(const std::string& job);
-  void add_locked(Job& job, uid_t user, QuotaAmount amount);
-  void clear_locked(Job& job);
+  QuotaLimit limit_of(const Job& job) const PTC_REQUIRES(mutex_) {
+    return job.limit.value_or(each_job_);
+  }
+  Account account_locked(const std::string& job) PTC_REQUIRES(mutex_);
+  void add_locked(Job& job, uid_t user, QuotaAmount amount) PTC_REQUIRES(mutex_);
+  void clear_locked(Job& job) PTC_REQUIRES(mutex_);
   /// It has something that changes by itself.
-  void look_after_locked(const Account& account);
+  void look_after_locked(const Account& account) PTC_REQUIRES(mutex_);
   /// What grew, or went, by itself is counted.
   void look();
   using AllSeen = std::unordered_map<const void*, Seen>;
   AllSeen look_at_all(Job& job);
 
-  mutable std::mutex mutex_;  // all below
-  QuotaLimit each_user_, each_job_;
-  std::unordered_map<std::string, Account> jobs_;
-  std::vector<Account> looked_after_;
-  std::unordered_map<uid_t, QuotaAmount> users_;
+  mutable Mutex mutex_;
+  QuotaLimit each_user_ PTC_GUARDED_BY(mutex_), each_job_ PTC_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Account> jobs_ PTC_GUARDED_BY(mutex_);
+  std::vector<Account> looked_after_ PTC_GUARDED_BY(mutex_);
+  std::unordered_map<uid_t, QuotaAmount> users_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc

@@ -16,6 +16,8 @@
 #include <sstream>
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 namespace {
 
@@ -105,8 +107,8 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
   if (most > kMostAtOnce) return Errno{EDQUOT};
   Quotas& quotas = job_->tree().quotas();
   const Quotas::Account& job = job_->account();
-  std::shared_lock gate(job_->space_gate());
-  std::lock_guard own(space_mutex_);
+  SharedLock gate(job_->space_gate());
+  MutexLock own(space_mutex_);
   PTC_TRY(const HeldFd fd, held());
   struct stat before = {};
   if (::fstat(fd.get(), &before) != 0) return last_errno();
@@ -125,7 +127,7 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
 FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsResult<>()>& make) {
   if (!job_->limited()) return make();
   Quotas& quotas = job_->tree().quotas();
-  std::shared_lock gate(job_->space_gate());
+  SharedLock gate(job_->space_gate());
   const uid_t user = ::geteuid() == 0 ? caller.uid : ::geteuid();
   PTC_TRY(quotas.reserve(job_->account(), user, {0, 1}));
   const FsResult<> made = make();
@@ -156,14 +158,14 @@ void RealNode::note_unlinked() {
   struct stat stat = {};
   if (!fd.valid() || ::fstat(fd.get(), &stat) != 0 || stat.st_nlink > 0 || nameless_.exchange(true))
     return;
-  std::lock_guard known(known_mutex_);
+  MutexLock known(known_mutex_);
   job_->tree().quotas().know_file(
       job_->account(), this, [this] { return look(); }, false);
   job_->tree().quotas().note_nameless(job_->account(), this);
 }
 
 Quotas::Seen RealNode::look() const {
-  std::lock_guard lock(open_mutex_);
+  MutexLock lock(open_mutex_);
   const HeldFd held =
       open_.empty() ? file_.hold() : HeldFd(UniqueFd(::fcntl(open_.back(), F_DUPFD_CLOEXEC, 0)));
   struct stat stat = {};
@@ -173,9 +175,9 @@ Quotas::Seen RealNode::look() const {
 }
 
 void RealNode::note_open(int fd, bool by_kernel) {
-  std::lock_guard known(known_mutex_);
+  MutexLock known(known_mutex_);
   {
-    std::lock_guard lock(open_mutex_);
+    MutexLock lock(open_mutex_);
     open_.push_back(fd);
   }
   if (by_kernel) by_kernel_ = true;
@@ -184,16 +186,16 @@ void RealNode::note_open(int fd, bool by_kernel) {
 }
 
 void RealNode::note_closing(int fd) {
-  std::lock_guard known(known_mutex_);
+  MutexLock known(known_mutex_);
   const auto is_last = [&] {
-    std::lock_guard lock(open_mutex_);
+    MutexLock lock(open_mutex_);
     return open_.size() == 1;
   };
   // Without a name it may live on: in it, for example, is somebody's working directory.
   const bool last = is_last();
   if (last && !nameless_.load()) job_->tree().quotas().forget_file(job_->account(), this);
   if (last) by_kernel_ = false;
-  std::lock_guard lock(open_mutex_);
+  MutexLock lock(open_mutex_);
   open_.erase(std::find(open_.begin(), open_.end(), fd));
 }
 
@@ -217,7 +219,7 @@ FsResult<> RealNode::take_away(const HeldFd& directory, const std::string& name,
 
 RealNode::~RealNode() {
   if (!nameless_.load()) return;
-  std::shared_lock gate(job_->space_gate());
+  SharedLock gate(job_->space_gate());
   job_->tree().quotas().forget_file(job_->account(), this);
 }
 
@@ -393,8 +395,8 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
   if (change.uid || change.gid) {
     struct stat before = {};
     const bool counts = change.uid && job_->limited() && ::fstat(fd.get(), &before) == 0;
-    std::shared_lock<std::shared_mutex> gate;
-    if (counts) gate = std::shared_lock(job_->space_gate());
+    std::optional<SharedLock> gate;
+    if (counts) gate.emplace(job_->space_gate());
     if (::fchownat(fd.get(), "", change.uid.value_or(-1), change.gid.value_or(-1),
                    AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) != 0) {
       return last_errno();
@@ -685,11 +687,11 @@ FsResult<> RealNode::set_xattr(const std::string& name, std::string_view value, 
 
 FsResult<> RealNode::change_xattrs(const HeldFd& fd, int64_t most,
                                    const std::function<FsResult<>()>& change) {
-  std::shared_lock<std::shared_mutex> gate;
-  if (job_->limited()) gate = std::shared_lock(job_->space_gate());
-  std::lock_guard own(space_mutex_);
+  std::optional<SharedLock> gate;
+  if (job_->limited()) gate.emplace(job_->space_gate());
+  MutexLock own(space_mutex_);
   struct stat stat = {};
-  if (!gate.owns_lock() || ::fstat(fd.get(), &stat) != 0) return change();
+  if (!gate || ::fstat(fd.get(), &stat) != 0) return change();
   Quotas& quotas = job_->tree().quotas();
   const int64_t before = xattr_bytes(fd);
   PTC_TRY(quotas.reserve(job_->account(), stat.st_uid, {most, 0}));

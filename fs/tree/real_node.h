@@ -6,7 +6,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "fs/tree/node.h"
 #include "fs/tree/passthrough.h"
 #include "fs/tree/tree.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -132,14 +132,13 @@ class RealNode : public Node {
   InodeMode mode_;
   std::atomic<uint64_t> writers_{0};
   std::atomic<bool> read_only_{false};
-  std::mutex space_mutex_;  // what changes its space is counted one by one
+  Mutex space_mutex_;  // what changes its space is counted one by one
   std::atomic<bool> nameless_{false};
   std::atomic<bool> by_kernel_{false};  // it is open, and the kernel writes by itself
-  std::mutex
-      known_mutex_;  // held while it is made known to the quotas, or forgotten; before their own
-  mutable std::mutex open_mutex_;  // after it
-  std::vector<int> open_;          // descriptors of handles; guarded
-  mutable Quotas::Seen seen_;      // when there was one last; guarded
+  Mutex known_mutex_;  // held while it is made known to the quotas, or forgotten; before their own
+  mutable Mutex open_mutex_;                               // after it
+  std::vector<int> open_ PTC_GUARDED_BY(open_mutex_);      // descriptors of handles
+  mutable Quotas::Seen seen_ PTC_GUARDED_BY(open_mutex_);  // when there was one last
 };
 
 /// What a file's user attributes take. By HeldFd::proc_path(), or by a path of which the last link

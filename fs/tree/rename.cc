@@ -3,11 +3,11 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include <shared_mutex>
 #include <string>
 
 #include "fs/tree/real_node.h"
 #include "fs/tree/tree.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -63,7 +63,7 @@ FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file,
     }
     Quotas& quotas = parent.job().tree().quotas();
     const Quotas::Account& account = parent.job().account();
-    const std::shared_lock gate(parent.job().space_gate());
+    const SharedLock gate(parent.job().space_gate());
     struct stat made = {};
     if (::fstat(fd.get(), &made) != 0) return last_errno();
     const QuotaAmount space =

@@ -12,6 +12,7 @@
 
 #include "fs/tree/commit_check.h"
 #include "fs/tree/real_node.h"
+#include "store/base/mutex.h"
 #include "store/base/walk_tree.h"
 
 namespace ptc {
@@ -37,19 +38,19 @@ void Tree::detach() {
   table_.forget_all();
   errands_.wait();          // they use the store
   decltype(views_) ending;  // destroyed without the lock
-  std::lock_guard lock(views_mutex_);
+  MutexLock lock(views_mutex_);
   ending.swap(views_);
 }
 
 void Tree::set_kernel_cache(KernelCache* cache) {
-  std::lock_guard content_lock(content_mutex_);
-  std::lock_guard lock(cache_mutex_);
+  MutexLock content_lock(content_mutex_);
+  MutexLock lock(cache_mutex_);
   cache_ = cache;
   can_expire_names_ = cache != nullptr && cache->can_expire_names();
 }
 
 void Tree::drop_attributes(const Node& node) {
-  std::lock_guard lock(cache_mutex_);
+  MutexLock lock(cache_mutex_);
   if (cache_ != nullptr) cache_->drop_attributes(node);
 }
 
@@ -57,7 +58,7 @@ Result<JobViewRef> Tree::job(std::string_view name) {
   std::string key(name);
   JobViewRef removed;  // destroyed without the lock
   auto view = [&]() -> Result<JobViewRef> {
-    std::lock_guard lock(views_mutex_);
+    MutexLock lock(views_mutex_);
     JobRef job = store_->find(name);
     auto found = views_.find(key);
     if (found != views_.end()) {
@@ -83,7 +84,7 @@ FsResult<DescriptorShareRef> Tree::take_descriptor(uid_t user) {
 }
 
 DescriptorShareRef OpenerShare::of(Tree& tree, uid_t user) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (auto known = share_.lock()) return known;
   const auto share = tree.take_descriptor(user);
   if (!share) return nullptr;
@@ -98,7 +99,7 @@ void Tree::space_changed(const std::string& job_name) {
 
 void Tree::images_removed(const std::string& job_name) {
   {
-    std::lock_guard lock(cache_mutex_);
+    MutexLock lock(cache_mutex_);
     if (cache_ == nullptr) return;
   }
   auto found = job(job_name);
@@ -176,10 +177,15 @@ void Tree::data_set_changed(const std::string& job_name) {
   if (JobViewRef view = known_view(job_name)) view->data_set().catch_up();
 }
 
+void Tree::drop_contents(const std::vector<NodeRef>& nodes) {
+  for (const NodeRef& node : nodes)
+    if (cache_ != nullptr) cache_->drop_content(*node);
+}
+
 Result<> Tree::contents_mended(const std::string& job_name, const std::string& name) {
   JobViewRef view;
   {
-    std::lock_guard lock(views_mutex_);
+    MutexLock lock(views_mutex_);
     if (const auto found = views_.find(job_name); found != views_.end()) view = found->second;
   }
   const std::shared_ptr<CheckpointView> checkpoint =
@@ -189,16 +195,15 @@ Result<> Tree::contents_mended(const std::string& job_name, const std::string& n
   std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
   std::erase_if(nodes, [](const NodeRef& node) { return !node->has_content(); });
   PTC_TRY(gathered_.refresh(checkpoint->key + "/"));
-  std::lock_guard lock(content_mutex_);
-  for (const NodeRef& node : nodes)
-    if (cache_ != nullptr) cache_->drop_content(*node);
+  MutexLock lock(content_mutex_);
+  drop_contents(nodes);
   return ok();
 }
 
 Result<std::unique_ptr<Seal>> Tree::seal(const std::string& job_name, const std::string& incoming,
                                          GivesWay gives_way) {
   {
-    std::lock_guard lock(cache_mutex_);
+    MutexLock lock(cache_mutex_);
     if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
   }
   PTC_TRY(auto view, job(job_name));
@@ -231,7 +236,7 @@ class JobSeal final : public Seal {
 
 Result<std::unique_ptr<Seal>> Tree::seal_job(const std::string& job_name) {
   {
-    std::lock_guard lock(cache_mutex_);
+    MutexLock lock(cache_mutex_);
     if (cache_ == nullptr) return std::unique_ptr<Seal>();  // not mounted: nobody reaches the files
   }
   PTC_TRY(auto view, job(job_name));
@@ -247,12 +252,12 @@ void Tree::forget_old() {
 }
 
 void Tree::names_changed() {
-  std::lock_guard lock(cache_mutex_);
+  MutexLock lock(cache_mutex_);
   if (cache_ != nullptr) cache_->expire_names();
 }
 
 JobViewRef Tree::known_view(const std::string& job_name) {
-  std::lock_guard lock(views_mutex_);
+  MutexLock lock(views_mutex_);
   const auto found = views_.find(job_name);
   return found != views_.end() ? found->second : nullptr;
 }
@@ -261,7 +266,7 @@ void Tree::jobs_changed() {
   // The view of one, if there is any, goes when somebody looks for it, which may be never.
   for (const std::string& name : quotas_.jobs())
     if (store_ != nullptr && store_->find(name) == nullptr) quotas_.settle(quotas_.detach(name));
-  std::lock_guard lock(cache_mutex_);
+  MutexLock lock(cache_mutex_);
   if (cache_ == nullptr) return;
   touch_directory(root_fd());
   cache_->drop_attributes(root());
@@ -275,7 +280,7 @@ void Tree::job_changed(const std::string& job_name) {
 void Tree::checkpoint_changed(const std::string& job_name, const std::string& name) {
   {
     // Not mounted yet, or not any more: a reshard may be resumed before there is a store to ask.
-    std::lock_guard lock(cache_mutex_);
+    MutexLock lock(cache_mutex_);
     if (cache_ == nullptr) return;
   }
   auto found = job(job_name);
@@ -293,7 +298,7 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
     for (NodeRef& node : table_.under(checkpoint_key(*checkpoint)))
       nodes.push_back(std::move(node));
   }
-  std::lock_guard lock(cache_mutex_);
+  MutexLock lock(cache_mutex_);
   if (cache_ == nullptr) return;
   for (const NodeRef& node : nodes) cache_->drop_attributes(*node);
 }

@@ -7,7 +7,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -28,6 +27,7 @@
 #include "fs/tree/stats.h"
 #include "fs/tree/whiteouts.h"
 #include "reshard/node/job_store.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -117,6 +117,9 @@ class Tree : public JobListener {
  private:
   /// The view of a job, if anybody has looked at it yet: else the kernel knows nothing of it.
   JobViewRef known_view(const std::string& job);
+  /// cache_ is not set then: only with both mutexes held, which the compiler cannot be told.
+  void drop_contents(const std::vector<NodeRef>& nodes)
+      PTC_REQUIRES(content_mutex_) PTC_NO_THREAD_SAFETY_ANALYSIS;
 
   JobStore* store_ = nullptr;
   UniqueFd root_fd_;
@@ -133,13 +136,14 @@ class Tree : public JobListener {
   Stats stats_;
   StepPool data_set_steps_{8,
                            "ptcfs-dataset"};  // of all jobs' data sets, which wait for the metadata
-  std::mutex views_mutex_;
-  uint64_t next_view_ = 1;                             // guarded by views_mutex_
-  std::unordered_map<std::string, JobViewRef> views_;  // guarded by views_mutex_
-  std::mutex content_mutex_;  // held while content is dropped, for which requests are answered;
-                              // before cache_mutex_
-  std::mutex cache_mutex_;
-  KernelCache* cache_ = nullptr;  // read with one of the two, set with both
+  Mutex views_mutex_;
+  uint64_t next_view_ PTC_GUARDED_BY(views_mutex_) = 1;
+  std::unordered_map<std::string, JobViewRef> views_ PTC_GUARDED_BY(views_mutex_);
+  Mutex content_mutex_;  // held while content is dropped, for which requests are answered;
+                         // before cache_mutex_
+  Mutex cache_mutex_;
+  KernelCache* cache_ PTC_GUARDED_BY(cache_mutex_) =
+      nullptr;  // set with both held: either is enough to read it
   std::atomic<bool> can_expire_names_{false};
   Errands errands_;  // last: they use all of the above
 };
@@ -152,8 +156,8 @@ class OpenerShare {
   DescriptorShareRef of(Tree& tree, uid_t user);
 
  private:
-  std::mutex mutex_;
-  std::weak_ptr<DescriptorShare> share_;  // guarded
+  Mutex mutex_;
+  std::weak_ptr<DescriptorShare> share_ PTC_GUARDED_BY(mutex_);
 };
 
 inline constexpr const char* kRootKey = "root";

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "store/base/mutex.h"
+
 namespace ptc {
 
 void Whiteouts::expire() const {
@@ -13,7 +15,7 @@ void Whiteouts::expire() const {
 }
 
 void Whiteouts::hide(std::string path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   expire();
   paths_[std::move(path)] = true;
   some_ = true;
@@ -21,33 +23,33 @@ void Whiteouts::hide(std::string path) {
 }
 
 void Whiteouts::hide_until_shown(std::string path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   paths_[std::move(path)] = false;
   some_ = true;
 }
 
 void Whiteouts::show(const std::string& path) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   paths_.erase(path);
   some_ = !paths_.empty();
 }
 
 bool Whiteouts::hidden(const std::string& path) const {
   if (!some_) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   expire();
   return paths_.contains(path);
 }
 
 timespec Whiteouts::restored() const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   expire();
   return restored_;
 }
 
 bool Whiteouts::any() const {
   if (!some_) return false;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   expire();
   return !paths_.empty();
 }

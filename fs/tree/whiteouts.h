@@ -5,9 +5,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <unordered_map>
+
+#include "store/base/mutex.h"
 
 namespace ptc {
 
@@ -31,12 +32,13 @@ class Whiteouts {
   timespec restored() const;
 
  private:
-  void expire() const;
-  mutable std::mutex mutex_;
+  void expire() const PTC_REQUIRES(mutex_);
+  mutable Mutex mutex_;
   mutable std::atomic<bool> some_{false};  // whether paths_ holds any; written with the lock held
-  mutable std::unordered_map<std::string, bool> paths_;        // → whether it expires; guarded
-  mutable std::chrono::steady_clock::time_point last_hidden_;  // guarded
-  mutable timespec restored_ = {};                             // guarded
+  mutable std::unordered_map<std::string, bool> paths_
+      PTC_GUARDED_BY(mutex_);  // → whether it expires
+  mutable std::chrono::steady_clock::time_point last_hidden_ PTC_GUARDED_BY(mutex_);
+  mutable timespec restored_ PTC_GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace ptc
