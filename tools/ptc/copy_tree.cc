@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -18,6 +17,7 @@
 
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 
 namespace ptc::cli {
 namespace {
@@ -134,8 +134,10 @@ Result<CopyList> list_files(const std::string& directory, const std::string& pre
 
 Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress) {
   PTC_TRY(make_directories(list, target_dir));
-  std::mutex mutex;
-  std::optional<std::pair<size_t, Error>> first;  // of what failed; guarded
+  struct Shared {
+    Mutex mutex;
+    std::optional<std::pair<size_t, Error>> first PTC_GUARDED_BY(mutex);  // of what failed
+  } shared;
   std::atomic<bool> failed = false;
   const auto copy = [&](size_t i) {
     if (failed) return;
@@ -143,11 +145,13 @@ Result<> copy_files(const CopyList& list, const std::string& target_dir, Progres
     Result<> copied = copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes}, progress);
     if (copied.has_value()) return;
     failed = true;
-    std::lock_guard lock(mutex);
-    if (!first || i < first->first) first.emplace(i, std::move(copied).error());
+    MutexLock lock(shared.mutex);
+    if (!shared.first || i < shared.first->first)
+      shared.first.emplace(i, std::move(copied).error());
   };
   FanOut(list.items.size(), copy, kCopiedAtOnce).finish();
-  if (first) return std::move(first->second);
+  MutexLock lock(shared.mutex);
+  if (shared.first) return std::move(shared.first->second);
   return ok();
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 #include "tools/ptc/text.h"
 
@@ -104,7 +105,7 @@ void Progress::add(uint64_t bytes) {
 
 void Progress::set(uint64_t done, uint64_t total) {
   {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (done < done_ || total != total_) {
       samples_.clear();
       samples_.emplace_back(Clock::now(), done);
@@ -116,7 +117,7 @@ void Progress::set(uint64_t done, uint64_t total) {
 }
 
 void Progress::set_label(std::string label) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   label_ = std::move(label);
 }
 
@@ -135,8 +136,9 @@ void Progress::show_if_due() {
   auto now = Clock::now();
   int64_t now_ns = duration_cast<nanoseconds>(now - start_).count();
   if (now_ns < next_show_ns_.load()) return;
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || finished_ || now_ns < next_show_ns_.load()) return;
+  if (!mutex_.try_lock()) return;
+  MutexLock lock(mutex_, std::adopt_lock);
+  if (finished_ || now_ns < next_show_ns_.load()) return;
   auto interval = live_ ? nanoseconds(kBarInterval) : nanoseconds(kLineInterval);
   next_show_ns_ = now_ns + interval.count();
 
@@ -154,7 +156,7 @@ void Progress::show_if_due() {
 }
 
 void Progress::finish() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (!finished_ && shown_ && live_) {
     std::fputs("\r\033[K", stderr);
     std::fflush(stderr);

@@ -6,9 +6,10 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <utility>
+
+#include "store/base/mutex.h"
 
 namespace ptc::cli {
 
@@ -49,19 +50,20 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
   void show_if_due();
-  double rate(Clock::time_point now);  // over the last few seconds
+  double rate(Clock::time_point now) PTC_REQUIRES(mutex_);  // over the last few seconds
 
   const bool live_;
   const bool utf8_;
   const Clock::time_point start_ = Clock::now();
   std::atomic<uint64_t> done_{0};
   std::atomic<int64_t> next_show_ns_{0};  // since start_; checked before the mutex is asked for
-  std::mutex mutex_;
-  std::string label_;  // guarded by mutex_, as all below
-  uint64_t total_;
-  std::deque<std::pair<Clock::time_point, uint64_t>> samples_;  // of the last seconds
-  bool shown_ = false;
-  bool finished_ = false;
+  Mutex mutex_;
+  std::string label_ PTC_GUARDED_BY(mutex_);
+  uint64_t total_ PTC_GUARDED_BY(mutex_);
+  std::deque<std::pair<Clock::time_point, uint64_t>> samples_
+      PTC_GUARDED_BY(mutex_);  // of the last seconds
+  bool shown_ PTC_GUARDED_BY(mutex_) = false;
+  bool finished_ PTC_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ptc::cli

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/json/array.hpp>
-#include <mutex>
 #include <thread>
 
 #include "store/base/file.h"
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 #include "store/codec/safetensors.h"
 #include "store/tensor/checksum.h"
@@ -102,7 +102,7 @@ class Verifier {
       if (next >= pieces_.size()) return;
       const Piece& piece = pieces_[next];
       auto sum = read_piece(piece, {buffer.get(), kBufferBytes});
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       Subject& subject = subjects_[piece.subject];
       if (sum) {
         subject.sum += sum.value();
@@ -138,7 +138,7 @@ class Verifier {
   Progress& progress_;
   std::vector<Piece> pieces_;
   std::atomic<size_t> next_{0};
-  std::mutex mutex_;
+  Mutex mutex_;  // held by who writes what was found of a subject
 };
 
 Result<std::vector<Subject>> subjects_of(const Target& target, const json::object& meta) {
