@@ -1,0 +1,97 @@
+"""Locks are used as store/base/mutex.h lets the sources say: clang's -Wthread-safety has nothing to object.
+
+    thread_safety.py [FILE…]     all of store, reshard, dataset, fs and tools, or these; 1 when something is wrong
+
+Most of the time goes into headers: so the sources of a room are looked at as one, rooms side by side. What a room without
+any lock does with those of others is not seen. 77: there is no clang.
+"""
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+FOLDERS = ("store", "reshard", "dataset", "fs", "tools")
+# Older ones do not take the coroutines of GCC 12's library.
+CLANGS = ("clang++-16", "clang++-17", "clang++-18", "clang++-19", "clang++-15", "clang++")
+FLAGS = ["-std=c++20", "-fsyntax-only", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety", '-DPTC_VERSION=""']
+LOCKS = re.compile(r"\b(Mutex|SharedMutex|MutexLock|UniqueLock|SharedLock|ExclusiveLock|PTC_GUARDED_BY)\b")
+
+
+def find_clang():
+    """None: there is none that is new enough."""
+    for name in CLANGS:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        said = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout
+        if said.split(".")[0].isdigit() and int(said.split(".")[0]) >= 15:
+            return path
+    return None
+
+
+def has_locks(path):
+    with open(path, encoding="utf-8") as file:
+        return LOCKS.search(file.read()) is not None
+
+
+def rooms():
+    """The sources of each folder that has locks."""
+    for folder in FOLDERS:
+        for where, below, names in os.walk(os.path.join(ROOT, folder)):
+            below[:] = sorted(name for name in below if not name.startswith((".", "build")))
+            paths = sorted(os.path.join(where, name) for name in names if name.endswith((".cc", ".h")))
+            # A program's names are its own.
+            mains = [path for path in paths if path.endswith("_main.cc")]
+            sources = [path for path in paths if path.endswith(".cc") and path not in mains]
+            if sources and any(map(has_locks, paths)):
+                yield sources
+            yield from ([path] for path in mains if has_locks(path))
+
+
+def make_headers(top):
+    """What CMake makes of a .h.in, with nothing in it."""
+    for folder in FOLDERS:
+        for where, _, names in os.walk(os.path.join(ROOT, folder)):
+            for name in (name for name in names if name.endswith(".h.in")):
+                with open(os.path.join(where, name), encoding="utf-8") as file:
+                    text = re.sub(r"@\w+@", "", file.read())
+                made = os.path.join(top, os.path.relpath(where, ROOT))
+                os.makedirs(made, exist_ok=True)
+                with open(os.path.join(made, name[:-len(".in")]), "w", encoding="utf-8") as file:
+                    file.write(text)
+
+
+def check(clang, sources, includes):
+    """What is wrong with these; empty: nothing."""
+    text = "".join(f'#include "{source}"\n' for source in sources)
+    done = subprocess.run([clang, *FLAGS, *includes, "-x", "c++", "-"], input=text, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    # Two sources may have the same name for something of their own.
+    if len(sources) > 1 and re.search(r"error: (?!.*-Wthread-safety)", done.stderr):
+        return "".join(check(clang, [source], includes) for source in sources)
+    return done.stderr or f"{clang} failed with {done.returncode}\n"
+
+
+def main(files):
+    clang = find_clang()
+    if clang is None:
+        print("no clang from 15 on; tools/install-deps --tests brings one")
+        return 77
+    groups = [[os.path.abspath(file)] for file in files] or list(rooms())
+    fuse = subprocess.run(["pkg-config", "--cflags", "fuse3"], capture_output=True, text=True).stdout.split()
+    with tempfile.TemporaryDirectory() as made, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        make_headers(made)
+        includes = ["-I", ROOT, "-I", made, *fuse]
+        wrong = "".join(pool.map(lambda sources: check(clang, sources, includes), groups))
+    print(wrong, end="")
+    print(f"{sum(map(len, groups))} sources in {len(groups)} groups: {'see above' if wrong else 'their locks are right'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
