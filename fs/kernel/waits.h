@@ -122,7 +122,7 @@ class Waits {
   Mutex mutex_;
   bool has_watcher_ PTC_GUARDED_BY(mutex_) = false;
   StoppableConditionVariable wake_;
-  std::jthread watcher_;  // last: uses all of the above
+  std::jthread watcher_ PTC_GUARDED_BY(mutex_);  // last: uses all of the above
 };
 
 }  // namespace ptc

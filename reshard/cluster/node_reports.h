@@ -70,7 +70,7 @@ class NodeReports {
   std::optional<std::chrono::steady_clock::time_point> asked_
       PTC_GUARDED_BY(mutex_);  // the last time
   std::optional<std::chrono::steady_clock::time_point> answered_ PTC_GUARDED_BY(mutex_);
-  std::jthread asker_;
+  std::jthread asker_ PTC_GUARDED_BY(mutex_);
 };
 
 /// All that is known of a node.

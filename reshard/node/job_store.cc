@@ -214,6 +214,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     PTC_TRY(std::move(loaded));
     for (const std::string& what : job->kept())
       contents.keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");
+    MutexLock change(impl->jobs.changes);
     impl->jobs.insert(job);
   }
   contents.settle_found_images(impl->jobs.list(), /*at_start=*/true);

@@ -28,11 +28,11 @@ class JobTable {
     for (const auto& [name, job] : jobs_) list.push_back(job);
     return list;
   }
-  void insert(const JobRef& job) {
+  void insert(const JobRef& job) PTC_REQUIRES(changes) {
     MutexLock lock(mutex_);
     jobs_.emplace(job->name(), job);
   }
-  void erase(const std::string& name) {
+  void erase(const std::string& name) PTC_REQUIRES(changes) {
     MutexLock lock(mutex_);
     jobs_.erase(name);
   }

@@ -89,7 +89,7 @@ class MemoryReserve {
   bool working_ PTC_GUARDED_BY(mutex_) = false;
   bool writing_ PTC_GUARDED_BY(mutex_) = false;  // asked for
   bool has_thread_ PTC_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;
+  std::jthread thread_ PTC_GUARDED_BY(mutex_);
 };
 
 }  // namespace ptc
