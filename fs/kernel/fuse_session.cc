@@ -25,6 +25,8 @@
 namespace ptc {
 namespace {
 
+constexpr auto kPauseWithoutMemory = std::chrono::milliseconds(50);
+
 // The kernel's wire format, as far as this libfuse does not know it yet.
 struct InHeader {
   uint32_t length, opcode;
@@ -208,6 +210,10 @@ void FuseSession::serve_requests(ServerThreads::Place& place) {
     const int got = fuse_session_receive_buf(session_, &buffer);
     place.received(got > 0);
     if (got == -EINTR || got == -EAGAIN) continue;
+    if (got == -ENOMEM) {  // for this thread's buffer; it is mounted still
+      std::this_thread::sleep_for(kPauseWithoutMemory);
+      continue;
+    }
     if (got <= 0) break;  // unmounted
     fuse_session_process_buf(session_, &buffer);
     place.served();

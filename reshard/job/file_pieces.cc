@@ -132,15 +132,16 @@ Result<std::string> fetch_in_pieces(const AskForPiece& ask, const std::vector<st
         ++tries;
         continue;
       }
-      if (now.bytes > options.limit)
-        return invalid_argument("{} of checkpoint {} has {} bytes, more than {}", name.file,
-                                name.id, now.bytes, options.limit);
+      if (now.bytes > options.limit) {
+        passed_over(fmt::format("it has {} bytes, more than {}", now.bytes, options.limit));
+        break;
+      }
       facts = now;
       compared = true;
       const std::string_view bytes = piece.value().bytes;
-      if (bytes.size() > now.bytes - content.size() ||
-          (bytes.empty() && content.size() < now.bytes)) {
-        passed_over("it is shorter");
+      const uint64_t left = now.bytes - content.size();
+      if (bytes.size() > left || bytes.size() < std::min({options.piece, kMostOfPiece, left})) {
+        passed_over("a piece of it has not the bytes that were asked for");
         break;
       }
       content += bytes;
