@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <unordered_set>
 
@@ -62,6 +63,7 @@ constexpr uint64_t kMaxShardBytes = uint64_t{1}
 
 // Where content is looked at that indexing does not read: the same on all nodes.
 constexpr uint64_t kPlaceBytes = 4096, kPlacesInShard = 16, kPlacesInFile = 3;
+constexpr uint64_t kReadBytes = 1 << 20;  // at once, where all of it is read
 
 uint32_t crc_of(std::string_view text) { return crc32c(std::as_bytes(std::span(text))); }
 
@@ -83,9 +85,13 @@ Result<uint32_t> crc_of_places(int fd, uint64_t bytes, uint64_t places, uint32_t
 
 class IndexBuilder {
  public:
-  IndexBuilder(const ShardList& list, const SourceAccess& access, OnError on_error,
+  IndexBuilder(const ShardList& list, const SourceAccess& access, const SourceSpec& spec,
                IndexContext context)
-      : list_(list), access_(access), on_error_(on_error), context_(std::move(context)) {}
+      : list_(list),
+        access_(access),
+        on_error_(spec.on_error),
+        all_content_(spec.fingerprint_of_all_content),
+        context_(std::move(context)) {}
 
   Result<BuiltShard> shard(const ListedShard& listed) const {
     PTC_TRY(const ActingAs as, access_.act());
@@ -161,7 +167,7 @@ class IndexBuilder {
     }
     ShardFacts& facts = indexed.value();
     PTC_TRY(const uint32_t content_crc,
-            crc_of_places(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
+            crc_of_content(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
     PTC_TRY(const FileStamp after, stamp_of(fd.get()));
     if (before != listed.stamp || after != before)
       return invalid_argument(
@@ -208,7 +214,21 @@ class IndexBuilder {
 
   Result<uint32_t> crc_of_file(const std::string& path, uint64_t bytes) const {
     PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
-    return crc_of_places(fd.get(), bytes, kPlacesInFile, 0);
+    return crc_of_content(fd.get(), bytes, kPlacesInFile, 0);
+  }
+
+  Result<uint32_t> crc_of_content(int fd, uint64_t bytes, uint64_t places, uint32_t crc) const {
+    if (!all_content_) return crc_of_places(fd, bytes, places, crc);
+    const auto buffer = std::make_unique<std::byte[]>(kReadBytes);
+    for (uint64_t at = 0; at < bytes;) {
+      if (context_.stop.stop_requested()) return Error(Code::kCancelled, "stopped");
+      const std::span<std::byte> some(buffer.get(), std::min<uint64_t>(kReadBytes, bytes - at));
+      PTC_TRY(read_exactly(fd, some, at));
+      crc = crc32c(some, crc);
+      at += some.size();
+      context_.progress->bytes_done += some.size();
+    }
+    return crc;
   }
 
   Result<FileStamp> file_stamp(const std::string& path) const {
@@ -224,6 +244,7 @@ class IndexBuilder {
   const ShardList& list_;
   const SourceAccess& access_;
   const OnError on_error_;
+  const bool all_content_;
   const IndexContext context_;
 };
 
@@ -305,7 +326,7 @@ Result<> refuse_compressed(int fd) {
       "byte 0: compressed with {}, which cannot be read in the middle; decompress it", name);
 }
 
-Result<> build_index(const ShardList& list, const SourceAccess& access, OnError on_error,
+Result<> build_index(const ShardList& list, const SourceAccess& access, const SourceSpec& spec,
                      const std::string& path, IndexProgress& progress, std::stop_token stop,
                      unsigned threads) {
   IndexFacts facts{
@@ -316,15 +337,17 @@ Result<> build_index(const ShardList& list, const SourceAccess& access, OnError 
     PTC_TRY(folder, list_files(list, access, stop));
     facts.directories = std::move(folder.directories);
   } else {
-    for (const ListedShard& shard : list.shards)
+    for (const ListedShard& shard : list.shards) {
       progress.bytes +=
           list.format == SourceFormat::kMegatron ? shard.idx_stamp.bytes : shard.stamp.bytes;
+      if (spec.fingerprint_of_all_content) progress.bytes += shard.stamp.bytes;
+    }
   }
   const uint64_t count = files ? folder.groups.size() : list.shards.size();
   progress.shards = count;
   PTC_TRY(IndexWriter writer, IndexWriter::create(path));
-  const IndexBuilder builder(list, access, on_error, {.stop = stop, .progress = &progress});
-  Assembler assembler(writer, on_error, facts, progress);
+  const IndexBuilder builder(list, access, spec, {.stop = stop, .progress = &progress});
+  Assembler assembler(writer, spec.on_error, facts, progress);
   PTC_TRY(in_order<BuiltShard>(
       count, threads, stop,
       [&](uint64_t i) {

@@ -12,7 +12,7 @@
 namespace ptc {
 
 /// The same file on any number of threads. Errors as of open_source(): of the first bad shard.
-Result<> build_index(const ShardList& list, const SourceAccess& access, OnError on_error,
+Result<> build_index(const ShardList& list, const SourceAccess& access, const SourceSpec& spec,
                      const std::string& path, IndexProgress& progress, std::stop_token stop,
                      unsigned threads);
 

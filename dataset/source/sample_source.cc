@@ -229,8 +229,7 @@ Result<SampleSourceRef> open_source(const SourceSpec& spec, const std::string& i
           std::make_shared<const SampleSource>(std::move(index).value(), std::move(access)));
   }
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
-  PTC_TRY(
-      build_index(list, *access, spec.on_error, index_path, progress, std::move(stop), threads));
+  PTC_TRY(build_index(list, *access, spec, index_path, progress, std::move(stop), threads));
   PTC_TRY(auto index, SampleIndex::open(index_path));
   return SampleSourceRef(std::make_shared<const SampleSource>(std::move(index), std::move(access)));
 }

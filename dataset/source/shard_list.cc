@@ -255,7 +255,8 @@ void digest_stamp(Fnv& digest, const FileStamp& stamp) {
 uint64_t digest_of(const ShardList& list, const SourceSpec& spec) {
   Fnv digest;
   digest.add(static_cast<uint64_t>(list.format))
-      .add(static_cast<uint64_t>(spec.on_error))
+      .add(static_cast<uint64_t>(spec.on_error) |
+           static_cast<uint64_t>(spec.fingerprint_of_all_content) << 8)
       .add(spec.saved);
   for (const std::string& root : list.roots) digest.add(root);
   for (const MdsColumn& column : list.columns)

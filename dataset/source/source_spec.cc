@@ -8,7 +8,7 @@
 namespace ptc {
 namespace {
 
-const std::vector<std::string> kSourceKeys = {"format", "shards", "on_error"};
+const std::vector<std::string> kSourceKeys = {"format", "shards", "on_error", "fingerprint"};
 constexpr std::array kAllFormats = {SourceFormat::kTar,      SourceFormat::kMds,
                                     SourceFormat::kMegatron, SourceFormat::kTfrecord,
                                     SourceFormat::kJsonl,    SourceFormat::kFiles};
@@ -28,6 +28,12 @@ class SourceParser : JsonSettings {
       if (word != "refuse" && word != "skip")
         return error({"on_error"}, "'on_error' must be \"refuse\" or \"skip\"");
       if (word == "skip") spec.on_error = OnError::kSkip;
+    }
+    if (const json::value* value = object_.if_contains("fingerprint")) {
+      const std::string_view word = word_of(*value);
+      if (word != "places" && word != "content")
+        return error({"fingerprint"}, "'fingerprint' must be \"places\" or \"content\"");
+      spec.fingerprint_of_all_content = word == "content";
     }
     return spec;
   }

@@ -129,6 +129,40 @@ TEST_F(SourceTest, ContentIsPartOfTheFingerprint) {
   }
 }
 
+/// In none of the places that are looked at of a large shard.
+TEST_F(SourceTest, AllContentIsPartOfTheFingerprintWhereThatIsSaid) {
+  std::string text(1'600'000, 'a');
+  const std::vector<std::pair<std::string, std::function<std::string(const std::string&)>>>
+      formats = {{"s/0.tar",
+                  [](const auto& all) {
+                    return tar_shard({{"k", {{"txt", all}}}});
+                  }},
+                 {"s/0.jsonl", [](const auto& all) { return '"' + all + "\"\n"; }},
+                 {"s/x.txt", [](const auto& all) { return all; }}};
+  for (const auto& [name, make] : formats) {
+    std::filesystem::remove_all(dir_.file("s"));
+    auto fingerprint = [&](const char* of) {
+      std::filesystem::remove(dir_.file("index"));
+      IndexProgress progress;
+      const SourceSpec spec = parse_source(fmt::format(R"({{"shards": "{}", "fingerprint": "{}"}})",
+                                                       dir_.file("s"), of))
+                                  .value();
+      return open_source(spec, dir_.file("index"), progress, {}, 2).value()->fingerprint();
+    };
+    text[654'321] = 'a';
+    write(name, make(text));
+    const uint64_t places = fingerprint("places"), content = fingerprint("content");
+    text[654'321] = 'b';
+    write(name, make(text));
+    if (name != "s/0.jsonl")  // of which all is read to index it
+      EXPECT_EQ(fingerprint("places"), places) << name;
+    EXPECT_NE(fingerprint("content"), content) << name;
+    text[654'321] = 'a';
+    write(name, make(text));
+    EXPECT_EQ(fingerprint("content"), content) << name;
+  }
+}
+
 TEST_F(SourceTest, MdsOfMergedDirectories) {
   const std::vector<TestSample> samples = {{"", {{"x", "1"}}}, {"", {{"x", "22"}}}};
   const std::string shard = mds_shard(samples);

@@ -7,11 +7,13 @@ namespace {
 
 TEST(SourceSpec, ReadsAllKeys) {
   auto spec = parse_source(
-      R"({"format": "tar", "shards": ["/data/a", "/data/b-*.tar"], "on_error": "skip"})");
+      R"({"format": "tar", "shards": ["/data/a", "/data/b-*.tar"], "on_error": "skip",
+          "fingerprint": "content"})");
   ASSERT_TRUE(is_ok(spec));
   EXPECT_EQ(spec.value().format, SourceFormat::kTar);
   EXPECT_EQ(spec.value().shards, (std::vector<std::string>{"/data/a", "/data/b-*.tar"}));
   EXPECT_EQ(spec.value().on_error, OnError::kSkip);
+  EXPECT_TRUE(spec.value().fingerprint_of_all_content);
 }
 
 TEST(SourceSpec, OnlyShardsAreRequired) {
@@ -39,6 +41,7 @@ TEST(SourceSpec, ErrorsSayWhereAndWhat) {
   EXPECT_TRUE(refused(R"({"shards": "/data", "format": "zip"})", "'format' must be"));
   EXPECT_TRUE(refused(R"({"shards": "/data", "format": 1})", "'format' must be"));
   EXPECT_TRUE(refused(R"({"shards": "/data", "on_error": "ignore"})", "'on_error' must be"));
+  EXPECT_TRUE(refused(R"({"shards": "/data", "fingerprint": "all"})", "'fingerprint' must be"));
 }
 
 }  // namespace
