@@ -64,6 +64,20 @@ std::vector<NamedFile> CheckpointFiles::files_of(const std::string& id,
   return {{id, "manifest.json"}, {id, "headers.bin"}, {id, stored_file}};
 }
 
+NamedFile CheckpointFiles::file_of(const CheckpointEntry& entry, std::string name) {
+  const auto facts = entry.files.find(name);
+  NamedFile file{entry.id, std::move(name)};
+  if (facts != entry.files.end()) file.facts = facts->second;
+  return file;
+}
+
+std::vector<NamedFile> CheckpointFiles::files_of(const CheckpointEntry& entry) {
+  std::vector<NamedFile> files;
+  for (NamedFile& file : files_of(entry.id, entry.stored))
+    files.push_back(file_of(entry, std::move(file.file)));
+  return files;
+}
+
 std::vector<NamedFile> CheckpointFiles::lacking(std::vector<NamedFile> files,
                                                 const FetchedFiles& fetched) const {
   if (!place_.services.cluster->shares_bytes()) return {};
@@ -208,7 +222,7 @@ void CheckpointFiles::fetch(const std::vector<NamedFile>& files, FetchedFiles& f
     const KeyedLock::Held one = fetching_.hold(name.id + "/" + name.file);
     if (has(name.id, name.file)) return std::optional<std::string>();
     const auto activity = activities_.begin({Activity::Kind::kFetch, name.id, "", name.file});
-    PTC_TRY(auto content, fetch(name, nodes, std::nullopt, *activity));
+    PTC_TRY(auto content, fetch(name, nodes, name.facts, *activity));
     auto keep = [&]() -> Result<> {
       PTC_TRY(make_directory_of(name.id));
       return store(name, content);

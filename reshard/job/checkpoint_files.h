@@ -34,6 +34,8 @@ class CheckpointFiles {
 
   /// What load() reads.
   static std::vector<NamedFile> files_of(const std::string& id, const std::string& stored_file);
+  static std::vector<NamedFile> files_of(const CheckpointEntry& entry);
+  static NamedFile file_of(const CheckpointEntry& entry, std::string name);
   /// Of these what is neither here nor was asked for, in their order.
   std::vector<NamedFile> lacking(std::vector<NamedFile> files, const FetchedFiles& fetched) const;
   /// Asks other nodes for them, where there are any, and keeps here what there is room for. Waits

@@ -402,6 +402,9 @@ Result<> CommitAttempt::write_down() {
   record_.stored = "stored-1.json";  // the id is this commit's alone
   const std::string directory = job_.place.checkpoint_dir(id_);
   const std::string stored_text = stored->to_text();
+  record_.files = {{"manifest.json", FileFacts::of(manifest_text)},
+                   {"headers.bin", FileFacts::of(draft_.headers)},
+                   {record_.stored, FileFacts::of(stored_text)}};
   PTC_TRY(job_.files.make_directory_of(id_));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/manifest.json", manifest_text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + "/headers.bin", draft_.headers));

@@ -19,7 +19,9 @@ Result<Decisions::NewStored> Decisions::write_stored(const CheckpointRecord& rec
   next.file = fmt::format("stored-{}-{}.json", next.generation, unique);
   const std::string plan_file = plan_file_of(next.file),
                     directory = place_.checkpoint_dir(record.id) + "/";
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + next.file, next.stored->to_text()));
+  const std::string text = next.stored->to_text();
+  next.facts = FileFacts::of(text);
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + next.file, text));
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
   PTC_TRY(files_.give(record.id, {next.file, plan_file}, *next.stored));
   return next;
@@ -27,6 +29,8 @@ Result<Decisions::NewStored> Decisions::write_stored(const CheckpointRecord& rec
 
 void Decisions::put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const {
   record.generation = next.generation;
+  record.files.erase(record.stored);
+  record.files.insert_or_assign(next.file, std::move(next.facts));
   record.stored = std::move(next.file);
   record.lies(std::move(next.stored));
   decision.put(record.checkpoint->name(), record);

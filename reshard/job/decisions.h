@@ -32,6 +32,7 @@ class Decisions {
     std::string file;
     int64_t generation = 0;
     std::shared_ptr<const StoredState> stored;
+    FileFacts facts = {};  // of the file
   };
   /// Of `record`, before the decision and without the mutex: all nodes have it, and the plan beside
   /// it, when this returns. Nothing names it yet.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <span>
@@ -59,6 +60,18 @@ Result<FileFacts> FileFacts::of_file(const std::string& path) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, path);
   return facts_of(fd.get(), static_cast<uint64_t>(info.st_size));
+}
+
+json::value to_json(const FileFacts& facts) { return json::array{facts.bytes, facts.sum}; }
+
+Result<FileFacts> file_facts_from(const json::value& value) {
+  const json::array* both = value.if_array();
+  boost::system::error_code bad;
+  if (both == nullptr || both->size() != 2 || !(*both)[1].is_string())
+    return make_error(Code::kCorrupt, "what a file is known by is damaged");
+  FileFacts facts{(*both)[0].to_number<uint64_t>(bad), std::string((*both)[1].get_string())};
+  if (bad) return make_error(Code::kCorrupt, "what a file is known by is damaged");
+  return facts;
 }
 
 std::string PieceRequest::to_text() const {

@@ -16,9 +16,11 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/json.h"
 
 namespace ptc {
 
@@ -43,10 +45,20 @@ struct FileFacts {
   static Result<FileFacts> of_file(const std::string& path);
 };
 
+/// [bytes, "sum"], as it is persisted.
+json::value to_json(const FileFacts& facts);
+Result<FileFacts> file_facts_from(const json::value& value);
+
 /// A checkpoint's file, by the checkpoint's id.
 struct NamedFile {
   std::string id, file;
-  friend auto operator<=>(const NamedFile&, const NamedFile&) = default;
+  std::optional<FileFacts> facts = {};  // agreed on
+  friend bool operator==(const NamedFile& a, const NamedFile& b) {
+    return a.id == b.id && a.file == b.file;
+  }
+  friend auto operator<=>(const NamedFile& a, const NamedFile& b) {
+    return std::tie(a.id, a.file) <=> std::tie(b.id, b.file);
+  }
 };
 
 /// Files that other nodes were asked for: why one cannot be had; a content that there is no room

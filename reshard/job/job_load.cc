@@ -99,10 +99,9 @@ std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const Kn
     const bool is_known = before != known.checkpoints.end() && before->second.id == entry.id;
     const bool decided_anew = !is_known || before->second.stored != entry.stored;
     if (!is_known) {
-      for (NamedFile& file : CheckpointFiles::files_of(entry.id, entry.stored))
-        all.push_back(std::move(file));
+      for (NamedFile& file : CheckpointFiles::files_of(entry)) all.push_back(std::move(file));
     } else if (decided_anew || !was_opened_with(*before->second.where, alive, place.node_key())) {
-      all.push_back({entry.id, entry.stored});
+      all.push_back(CheckpointFiles::file_of(entry, entry.stored));
     }
     if (const std::string plan = plan_file_of(entry.stored); decided_anew && !plan.empty())
       all.push_back({entry.id, plan});

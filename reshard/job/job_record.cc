@@ -71,6 +71,12 @@ Result<CheckpointEntry> parse_checkpoint(std::string_view text) {
   if (const json::value* nodes = object.if_contains("nodes"); nodes != nullptr && nodes->is_array())
     for (const json::value& node : nodes->get_array())
       if (node.is_string()) entry.nodes.emplace_back(node.get_string());
+  if (const json::value* files = object.if_contains("files");
+      files != nullptr && files->is_object())
+    for (const auto& [name, facts] : files->get_object()) {
+      PTC_TRY(auto file, file_facts_from(facts));
+      entry.files.emplace(name, std::move(file));
+    }
   return entry;
 }
 
@@ -82,6 +88,10 @@ std::string text_of(const CheckpointEntry& entry) {
                       {"pinned", entry.pinned}};
   if (!entry.nodes.empty()) object["nodes"] = json::array(entry.nodes.begin(), entry.nodes.end());
   if (entry.mended > 0) object["mended"] = entry.mended;
+  if (!entry.files.empty()) {
+    json::object& files = object["files"].emplace_object();
+    for (const auto& [name, facts] : entry.files) files[name] = to_json(facts);
+  }
   return json::serialize(object);
 }
 

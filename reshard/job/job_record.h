@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/job/file_pieces.h"
 #include "reshard/job/job_attributes.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
@@ -71,6 +72,9 @@ struct CheckpointEntry {
       0;  // how often damaged bytes were mended where they lie: what was read before may be wrong
   std::vector<std::string> nodes =
       {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
+  /// By name, files that describe it, `stored` among them: no node takes another content for one.
+  /// Not of those that an older ptcfs wrote.
+  std::map<std::string, FileFacts, std::less<>> files = {};
   friend bool operator==(const CheckpointEntry&, const CheckpointEntry&) = default;
 };
 

@@ -243,6 +243,7 @@ Result<> Mender::note_mended(const std::string& name, const std::string& id) {
 }
 
 Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
+  const KeyedLock::Held one = repairing_.hold(name);
   for (int tries = 1;; ++tries) {
     PTC_TRY(auto record, verifier_.find(name));
     Result<Findings> examined = verifier_.examine(record, nullptr, stop);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "reshard/checkpoint/examine.h"
+#include "reshard/cluster/keyed_lock.h"
 #include "reshard/job/decisions.h"
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
@@ -81,7 +82,8 @@ class Mender {
   const Verifier& verifier_;
   Decisions& decisions_;
   const Verifier::SyncAbout sync_about_;
-  Mutex refreshing_;  // caches, one thread at a time; before the lock of decisions
+  Mutex refreshing_;     // caches, one thread at a time; before the lock of decisions
+  KeyedLock repairing_;  // by checkpoint: two who ask for the same mend it once
   mutable Mutex mutex_;
   std::set<std::string> to_mend_ PTC_GUARDED_BY(mutex_), to_refresh_ PTC_GUARDED_BY(mutex_);
   std::map<std::string, std::string> not_said_

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "reshard/cluster/tombstones.h"
+#include "reshard/job/file_pieces.h"
 #include "reshard/move/plan_report.h"
 #include "reshard/node/agreed_facts.h"
 #include "store/base/file.h"
@@ -54,7 +55,8 @@ Result<std::string> record_on(const std::string& record, const std::string& job_
     return make_error(Code::kCorrupt, "{}{} is damaged", directory, before);
   for (json::value& image : images->get_array())
     if (image.is_object()) image.get_object()["node"] = node;
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + after, json::serialize(state)));
+  const std::string stored_text = json::serialize(state);
+  PTC_TRY(write_file_atomically(AT_FDCWD, directory + after, stored_text));
   if (!plan.empty()) {
     if (auto kept = read_text_file(AT_FDCWD, directory + plan, kMaxStoredBytes); kept.has_value()) {
       PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file_of(after), kept.value()));
@@ -62,6 +64,10 @@ Result<std::string> record_on(const std::string& record, const std::string& job_
   }
   (*object)["generation"] = next;
   (*object)["stored"] = after;
+  if (json::value* files = object->if_contains("files"); files != nullptr && files->is_object()) {
+    files->get_object().erase(before);
+    files->get_object()[after] = to_json(FileFacts::of(stored_text));
+  }
   return json::serialize(*object);
 }
 

@@ -70,11 +70,12 @@ TEST_F(DamageTest, ADamagedCopyIsNamedAndMadeAnew) {
   EXPECT_EQ(verified.error().code(), Code::kCorrupt);
   EXPECT_THAT(verified.error().message(), HasSubstr("on " + LocalCluster::name(node)));
   EXPECT_THAT(verified.error().message(), HasSubstr("--repair"));
-  EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_found, 1u);
+  EXPECT_GE(cluster_.job(asked, "job")->numbers().counts.damaged_found, 1u);
 
-  Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
-  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
-  EXPECT_THAT(repaired.value(), HasSubstr("is not what was committed"));
+  EXPECT_TRUE(becomes([&] {
+    return cluster_.job(asked, "job")->numbers().counts.damaged_mended == 1u;
+  })) << "nobody need ask for that";
+  EXPECT_TRUE(cluster_.job(asked, "job")->repair("base").has_value());
   EXPECT_EQ(image_file(node, 1), file) << "it is mended where it lies, for those who have it open";
   EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_mended, 1u);
   cluster_.wait_settled();
@@ -360,7 +361,7 @@ TEST_F(DamageInShardsTest, AShardIsNamedAndMendedFromTheWholeCopy) {
   ASSERT_TRUE(verified.has_error());
   EXPECT_THAT(verified.error().message(), HasSubstr("shard-00002-model"));
   EXPECT_THAT(verified.error().message(), HasSubstr("--repair"));
-  EXPECT_EQ(cluster_.job(2, "job")->numbers().counts.damaged_found, 1u);
+  EXPECT_GE(cluster_.job(2, "job")->numbers().counts.damaged_found, 1u);
   Result<std::string> repaired = cluster_.job(2, "job")->repair("base");
   ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
   cluster_.wait_settled();

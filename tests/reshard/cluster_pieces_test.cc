@@ -1,7 +1,9 @@
 // What describes a checkpoint goes from node to node, and while it does nothing else waits.
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <future>
+#include <iterator>
 #include <latch>
 #include <map>
 #include <mutex>
@@ -41,6 +43,10 @@ class PiecesTest : public ClusterTest {
     const fs::path all = cluster_.directory(node) + "/jobs/job/checkpoints";
     return fs::exists(all) && !fs::is_empty(all) ? fs::directory_iterator(all)->path() : fs::path();
   }
+  static std::string text_of(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
   static unsigned pieces_of(const fs::path& directory) {
     unsigned pieces = 0;
     for (const auto& file : fs::directory_iterator(directory)) {
@@ -67,6 +73,25 @@ TEST_F(PiecesTest, EachGivesItToAFewOthers) {
   }
   EXPECT_EQ(all, (kNodes - 1) * pieces);
   EXPECT_GE(given_.size(), 4u);
+}
+
+TEST_F(PiecesTest, WhatIsDamagedOnOneNodeIsGivenToNone) {
+  commit(0);
+  cluster_.wait_settled();
+  const fs::path good = directory_of(1), last = directory_of(kNodes - 1);
+  std::map<std::string, std::string> contents;
+  cluster_.stop(kNodes - 1);
+  for (const char* name : {"manifest.json", "headers.bin", "stored-1.json"}) {
+    contents[name] = text_of(good / name);
+    fs::remove(last / name);
+    // The first that w8 asks; of the same length, and no less a JSON text.
+    std::string other = contents[name];
+    other[other.find('0')] = '1';
+    std::ofstream(directory_of(0) / name, std::ios::binary | std::ios::trunc) << other;
+  }
+  cluster_.start(kNodes - 1);
+  cluster_.wait_settled();
+  for (const auto& [name, content] : contents) EXPECT_TRUE(text_of(last / name) == content) << name;
 }
 
 TEST_F(PiecesTest, OfOneThatIsGoneNobodyDepends) {

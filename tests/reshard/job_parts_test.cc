@@ -106,7 +106,7 @@ TEST(Arrivals, AnswersOnceAWindowIsThereAndNeverOfAnEndedPlan) {
 
 TEST(Arrivals, ANodeThatSeesOtherImagesIsAskedInVain) {
   const PlanName plan{"id", "digest"};
-  const auto there = std::make_shared<const Image>(ImageId{"image"}, "w1", 8);
+  const auto there = std::make_shared<const Image>(ImageId{"image"}, MemoryPlace{"w1"}, 8);
   StoredState both, one;
   both.images = {{"a", there, 0, "model.safetensors"}, {"b", there, 0, "model.safetensors"}};
   one.images = both.images;

@@ -81,7 +81,7 @@ TEST(TopView, ShowsNodesThatAreAwayAndMissingCopies) {
   EXPECT_THAT(
       lines[2],
       testing::MatchesRegex(
-          "node      w2 away \\(draining, 1.0 MiB left\\) for .* d, 1.0 MiB in checkpoints"));
+          "node      w2 away for .* d \\(draining, 1.0 MiB left\\), 1.0 MiB in checkpoints"));
   EXPECT_EQ(lines[3], "copies    2.0 MiB are missing");
 }
 
