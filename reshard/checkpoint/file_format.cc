@@ -35,8 +35,12 @@ class SafetensorsFormat final : public FileFormat {
                               std::optional<DType>) const override {
     FileTensors found;
     PTC_TRY(auto header, parse_safetensors(bytes_of(outline.text), outline.file_bytes));
-    PTC_TRY(auto boxes, dcp_boxes(header));
-    found.boxes = std::move(boxes).value_or(std::vector<Box>());
+    PTC_TRY(auto sharding, dcp_sharding(header));
+    if (sharding) {
+      for (size_t i = 0; i < sharding->wholes.size(); ++i)
+        found.said.push_back(SaidPart{sharding->boxes[i], sharding->wholes[i]});
+      found.boxes = std::move(sharding->boxes);
+    }
     found.tensors = std::move(header.tensors);
     found.literals = std::string(outline.text);
     return found;

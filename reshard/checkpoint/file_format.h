@@ -14,6 +14,7 @@
 
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/plan/literals.h"
+#include "reshard/ptc/model.h"
 #include "store/base/error.h"
 #include "store/codec/safetensors.h"
 #include "store/codec/zip.h"
@@ -22,18 +23,13 @@
 
 namespace ptc {
 
-/// What a DTensor says that it is.
-struct SaidPart {
-  Box box;
-  Shape whole;
-};
-
 /// The tensors of a file.
 struct FileTensors {
   std::vector<TensorEntry> tensors;  // arrays in C order, anywhere in the file
   /// By tensor the box that it is of the whole; empty: a layout says that.
   std::vector<Box> boxes;
-  /// By tensor: what its file says it is, for a layout to agree with; may be empty.
+  /// By tensor: what its file says it is; may be empty. With `boxes`, of each, and whatever the
+  /// layout says counts for nothing; else the layout must agree.
   std::vector<std::optional<SaidPart>> said;
   /// By tensor: one before it of which it is another name, or itself; empty: each is itself.
   std::vector<uint32_t> same_as;

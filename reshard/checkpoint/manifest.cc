@@ -58,6 +58,9 @@ Result<TensorInfo> parse_tensor(const json::object& object) {
   PTC_TRY(tensor.shape, dims_member(object, "shape"));
   PTC_TRY(tensor.vocab_multiple, member<uint64_t>(object, "vocab_multiple"));
   PTC_TRY(tensor.pad_single_rank, member<bool>(object, "pad_single_rank"));
+  if (object.contains("whole_on_dp")) {
+    PTC_TRY(tensor.whole_on_dp, member<bool>(object, "whole_on_dp"));
+  }
   return tensor;
 }
 
@@ -183,6 +186,7 @@ std::string Manifest::to_text() const {
                                    {"vocab_multiple", tensor.vocab_multiple},
                                    {"pad_single_rank", tensor.pad_single_rank},
                                    {"checksum", checksums[i].to_hex()}});
+    if (tensor.whole_on_dp) tensors.back().as_object()["whole_on_dp"] = true;
   }
   root["tensors"] = std::move(tensors);
   json::array file_array;

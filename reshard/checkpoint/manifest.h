@@ -30,8 +30,9 @@ struct ReadRights {
   ReadRights narrowed_to(const ReadRights& other) const;
 };
 
-/// A file that a rank wrote. Files with tensors are kept once per state (replicas wrote the same);
-/// all others are kept for every rank, byte for byte, for ever.
+/// A file that a rank wrote. Files with tensors are kept once per state (replicas wrote the same),
+/// those of `boxes` where any of their boxes is in no file before them; all others are kept for
+/// every rank, byte for byte, for ever.
 struct WrittenFile {
   uint64_t rank = 0;  // global, under written_spec
   std::string path;   // in the rank's directory
@@ -43,7 +44,7 @@ struct WrittenFile {
   bool dp_cut = false;  // it has tensors that are cut over dp: of its own dp rank only
   std::string set;      // a shard of a set: the name of the whole
   bool boxes =
-      false;  // of a set: its arrays are the parts of tensors that its header says (dcp_boxes())
+      false;  // of a set: its arrays are the parts of tensors that its header says (dcp_sharding())
   uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
   uint64_t header_offset = 0;  // … at this offset
   // Without:

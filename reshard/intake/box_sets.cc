@@ -20,14 +20,15 @@ bool begins_elsewhere(const Box& box) {
                      [](uint64_t offset) { return offset > 0; });
 }
 
+bool is_shard(const Found& file) {
+  return std::string_view(file.path).substr(directory_of(file.path).size()).starts_with(kShardName);
+}
+
 /// Whether the files hold parts of tensors.
 bool are_shards(const std::vector<Found*>& files) {
   std::unordered_set<std::string_view> names;
   for (const Found* file : files) {
-    if (std::string_view(file->path)
-            .substr(directory_of(file->path).size())
-            .starts_with(kShardName))
-      return true;
+    if (is_shard(*file)) return true;
     if (std::any_of(file->boxes.begin(), file->boxes.end(), begins_elsewhere)) return true;
     for (const TensorEntry& tensor : file->tensors)
       if (!names.insert(tensor.name).second) return true;
@@ -51,8 +52,11 @@ Result<> find_box_sets(std::vector<Found>& found) {
             "index",
             file.source(), file.set_index);
       file.boxes.clear();
+      file.said.clear();
       continue;
     }
+    if (file.spread() && !is_shard(file)) continue;
+    file.said.clear();
     groups[{file.rank, directory_of(file.path)}].push_back(&file);
   }
   for (auto& [where, files] : groups) {

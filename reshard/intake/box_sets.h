@@ -1,5 +1,5 @@
 // Tensors that are spread over several files of a rank, each with a box of them, as PyTorch's
-// distributed checkpointing writes them (dcp_boxes()).
+// distributed checkpointing writes them (dcp_sharding()).
 #pragma once
 
 #include <vector>
@@ -10,8 +10,9 @@
 namespace ptc {
 
 /// Makes the files of one rank and directory that hold parts of tensors the shards of one,
-/// model.safetensors; of all other files forgets the boxes, which say nothing there.
-/// kInvalidArgument: that file is there too, or an index names a shard.
+/// model.safetensors; of all other files forgets the boxes, which say nothing there. Lets those be
+/// that say what they are parts of (Found::spread()). kInvalidArgument: that file is there too, or
+/// an index names a shard.
 Result<> find_box_sets(std::vector<Found>& found);
 
 }  // namespace ptc

@@ -10,6 +10,8 @@
 #include <charconv>
 #include <map>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
@@ -379,6 +381,43 @@ Result<> check_said(const Found& file, size_t position, const SubTensor& part, c
       whole.to_string());
 }
 
+/// Files that are spread over ranks otherwise than the layout cuts them become shards of one of
+/// their own name, which is made of them when it is read; in them must be all of each tensor. The
+/// others are the layout's, as they are.
+Result<> settle_spread(const Model::Inferred& inferred, std::vector<Found>& found) {
+  const std::vector<TensorInfo>& tensors = inferred.model.tensors();
+  std::vector<std::vector<Box>> boxes(tensors.size());
+  for (Found& file : found) {
+    const std::string& path = file.set.empty() ? file.path : file.set;
+    if (!file.has_tensors || !inferred.cut_otherwise.contains(path)) {
+      if (file.spread()) file.boxes.clear();
+      continue;
+    }
+    if (!file.spread() && !file.tensors.empty())
+      return invalid_argument(
+          "{} does not say which parts of its tensors it has (DCP_SHARDING_INFO), as those of "
+          "other ranks do, and these are not cut as the layout says",
+          file.source());
+    file.set = file.path;
+    for (size_t i = 0; i < file.tensors.size(); ++i)
+      boxes[file.model_tensor[i]].push_back(file.boxes[i]);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (boxes[i].empty()) continue;
+    auto all = union_of_boxes(std::move(boxes[i]));
+    if (all.has_error())
+      return std::move(all).error().with_context(
+          fmt::format("{}: tensor {}", tensors[i].file, ptc::quoted(tensors[i].name)));
+    const Box whole = Box::whole(tensors[i].shape);
+    if (all.value() == whole || whole.empty()) continue;
+    return invalid_argument("{}: tensor {} is {}, and all ranks together have {} of it",
+                            tensors[i].file, ptc::quoted(tensors[i].name),
+                            tensors[i].shape.to_string(),
+                            all.value().empty() ? "nothing" : all.value().to_string());
+  }
+  return ok();
+}
+
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
                                            std::vector<Found>& found, const std::string& config) {
   PTC_TRY(auto rules, choose_rules(request, found, config));
@@ -400,7 +439,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
     const std::string& path = file.set.empty() ? file.path : file.set;
     for (uint32_t i = 0; i < file.tensors.size(); ++i) {
       const TensorEntry& tensor = file.tensors[i];
-      if (!file.boxes.empty()) {
+      if (!file.boxes.empty() && !file.spread()) {
         const auto [known, is_new] =
             in_sets.try_emplace(path + '\0' + tensor.name, origin.back().size());
         if (!is_new) {
@@ -413,6 +452,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
         }
       }
       ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
+      if (file.spread()) ranks.back().tensors.back().said = file.said[i];
       origin.back().push_back({{&file, i}});
     }
     file.model_tensor.resize(file.tensors.size());
@@ -422,7 +462,8 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
   std::unordered_map<const WrittenTensor*, Box> wholes;  // of the tensors that are there in boxes
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
-      if (origin[r][i].front().file->boxes.empty()) continue;
+      const Found& first = *origin[r][i].front().file;
+      if (first.boxes.empty() || first.spread()) continue;
       std::vector<Box> boxes;
       for (const Array& array : origin[r][i]) boxes.push_back(array.file->boxes[array.position]);
       WrittenTensor& tensor = ranks[r].tensors[i];
@@ -445,6 +486,10 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       for (const auto& [file, position] : origin[r][i]) {
         file->model_tensor[position] = tensor;
         if (whole == wholes.end()) {
+          if (file->spread() && inferred.cut_otherwise.contains(file->path)) {
+            file->parts[position] = box_alone(file->boxes[position]);
+            continue;
+          }
           PTC_TRY(check_said(*file, position, *part, inferred.model.tensors()[tensor].shape, spec));
           file->parts[position] = *part;
           continue;
@@ -461,6 +506,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       }
     }
   }
+  PTC_TRY(settle_spread(inferred, found));
   return std::make_shared<const Model>(std::move(inferred.model));
 }
 
@@ -679,6 +725,23 @@ bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
          std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
 }
 
+/// What files that are spread over ranks have.
+class KeptBoxes {
+ public:
+  /// Whether the file has any box that none before it has.
+  bool adds(const Found& file) {
+    bool any = false;
+    for (size_t i = 0; i < file.boxes.size(); ++i) {
+      if (file.boxes[i].empty()) continue;
+      any |= boxes_[file.model_tensor[i]].insert(file.boxes[i]).second;
+    }
+    return any;
+  }
+
+ private:
+  std::unordered_map<uint32_t, std::unordered_set<Box, BoxHash>> boxes_;
+};
+
 }  // namespace
 
 Result<bool> open_for_writing(int dir_fd, const std::string& path) {
@@ -744,6 +807,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.
   std::map<std::pair<uint32_t, std::string>, size_t> kept;  // index into files
+  KeptBoxes kept_boxes;
   std::vector<const Found*> outlines;
   uint64_t header_bytes = 0;
   for (Found& file : found) {
@@ -754,9 +818,12 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
         std::any_of(file.model_tensor.begin(), file.model_tensor.end(),
                     [&](uint32_t t) { return draft.manifest.model->is_cut_over_dp(t, spec); });
     if (file.has_tensors) {
-      const auto [same, first] = kept.try_emplace({draft.manifest.owner_of(written), file.path},
-                                                  draft.manifest.files.size());
-      if (!first) {
+      // Of what is spread over ranks each has its own, if it is not all there.
+      const bool own = file.spread() && kept_boxes.adds(file);
+      const auto [same, first] =
+          kept.try_emplace({file.spread() ? 0 : draft.manifest.owner_of(written), file.path},
+                           draft.manifest.files.size());
+      if (!first && !own) {
         std::optional<ReadRights>& rights = draft.manifest.files[same->second].rights;
         if (rights && file.rights) rights = rights->narrowed_to(*file.rights);
         continue;
@@ -818,7 +885,10 @@ void hash_alone(int dir_fd, int fd, Found& file, const LayoutSpec& spec, const M
     const TensorEntry& tensor = file.tensors[i];
     SubTensor part = SubTensor::whole(tensor.shape);
     Shape global = tensor.shape;
-    if (auto it = by_name.find(tensor.name); it != by_name.end() && !file.boxes.empty()) {
+    if (file.spread()) {
+      global = file.said[i]->whole;
+      part = box_alone(file.boxes[i]);
+    } else if (auto it = by_name.find(tensor.name); it != by_name.end() && !file.boxes.empty()) {
       global = previous->tensors()[it->second].shape;
       part = box_alone(file.boxes[i]);
       if (file.boxes[i].axes() != global.size() ||

@@ -42,6 +42,9 @@ struct Found {
   std::vector<Box>
       boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
   std::vector<std::optional<SaidPart>> said;  // as FileTensors has them, and the next
+  /// Its arrays are the parts of wholes that it says, whatever the layout is, and all ranks' files
+  /// of this path together have the wholes.
+  bool spread() const { return !boxes.empty() && !said.empty(); }
   std::vector<uint32_t> same_as;
   TorchNaming naming;
   std::vector<uint32_t> model_tensor;  // by position in tensors

@@ -141,7 +141,7 @@ bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
     case OptimizerCut::kZero1:
       return !is_parameter(tensor);
     case OptimizerCut::kFsdp:
-      return !bound.rule || !bound.rule->buffer;
+      return !tensors_[tensor].whole_on_dp && (!bound.rule || !bound.rule->buffer);
     case OptimizerCut::kReplicated:
       break;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,15 @@ struct TensorInfo {
   // How a padded vocabulary was found to be padded (0: by its rule).
   uint64_t vocab_multiple = 0;
   bool pad_single_rank = false;
+  /// Its writers have said that each has all of it, beside others that they cut: FSDP does not cut
+  /// it, as a buffer.
+  bool whole_on_dp = false;
+};
+
+/// Which part of a whole tensor an array says that it is.
+struct SaidPart {
+  Box box;
+  Shape whole;
 };
 
 /// Coordinates that decide the content of a rank's files. cp replicas share one state; dp replicas
@@ -49,7 +59,8 @@ struct WrittenTensor {
   std::string file;
   std::string name;  // as written: stage-local if the layout says so
   DType dtype = DType::kF32;
-  Shape shape;  // local
+  Shape shape;                        // local
+  std::optional<SaidPart> said = {};  // of this shape; nullopt: what the layout says
 };
 struct WrittenRank {
   uint64_t global_rank = 0;
@@ -76,6 +87,11 @@ class Model {
   /// dtype everywhere, all states that have tensors written at least once (replicas may be
   /// missing, or have written no tensors). Errors are kInvalidArgument, one sentence with rank,
   /// file, tensor, found and expected.
+  ///
+  /// Of what says which part it is (WrittenTensor::said) nothing is guessed: its whole has the
+  /// shape that is said. Where parts are others than those of `spec`, or some are not there, that
+  /// is no error: the file is one of `cut_otherwise`, and the caller finds out whether its parts
+  /// make up the wholes.
   struct Inferred;
   static Result<Inferred> infer(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                                 const LayoutSpec& spec, const std::vector<WrittenRank>& ranks);
@@ -180,6 +196,7 @@ struct Model::Inferred {
   Model model;
   /// [position in ranks][position in its tensors] → index in model.tensors().
   std::vector<std::vector<uint32_t>> tensor_of;
+  std::set<std::string> cut_otherwise;  // TensorInfo::file
 };
 
 }  // namespace ptc

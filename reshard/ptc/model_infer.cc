@@ -4,6 +4,8 @@
 // them (model_infer_dp.cc). Then a model is bound as if these local shapes were global, which tells
 // the cut of each tensor; inverting the cuts gives the global shapes. Whatever that guessed wrong
 // shows in the last step, which cuts the model found and compares with what was written.
+//
+// Of what says which part of a whole it is, the whole's shape is known, and only the name is found.
 
 #include <algorithm>
 #include <numeric>
@@ -44,12 +46,14 @@ class Model::Inference {
     PTC_TRY(check_ranks(facts));
     PTC_TRY(find_stage_offsets(*rules, facts));
     PTC_TRY(collect());
-    undo_dp_cut(*rules, spec_.optimizer, spec_.sizes.dp, dp_rows_, tensors_);
+    find_whole_on_dp();
+    undo_dp_cut(*rules, spec_.optimizer, spec_.sizes.dp, dp_rows_, said_, tensors_);
     PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
     PTC_TRY(widen());
     PTC_TRY(model_.check(spec_));
+    PTC_TRY(find_cut_otherwise());
     PTC_TRY(compare());
-    return Inferred{std::move(model_), std::move(tensor_of_)};
+    return Inferred{std::move(model_), std::move(tensor_of_), std::move(cut_otherwise_)};
   }
 
  private:
@@ -74,8 +78,14 @@ class Model::Inference {
   Result<> set_offsets(const std::vector<uint32_t>& layers_of_stage, const RuleSet::Facts& facts);
   std::string global_name(uint32_t rank, uint32_t tensor) const;
   Result<> collect();
+  Result<> check_said(const WrittenRank& rank, const WrittenTensor& tensor, uint32_t index) const;
+  void find_whole_on_dp();
   Result<> widen();
   Result<uint64_t> widen_axis(uint32_t tensor);
+  Result<> find_cut_otherwise();
+  bool is_cut_otherwise(uint32_t tensor) const {
+    return said_[tensor] && cut_otherwise_.contains(model_.tensors_[tensor].file);
+  }
   Result<> compare();
   Result<size_t> compare_state(size_t begin, std::vector<bool>& written);
   Result<> compare_rank(uint32_t rank, const std::vector<Held>& held);
@@ -89,8 +99,10 @@ class Model::Inference {
   std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor; end = 0: no layer
   std::vector<TensorInfo> tensors_;              // with local shapes
   std::vector<uint64_t> dp_rows_;                // by tensor: rows on all dp ranks together
+  std::vector<bool> said_;                       // by tensor: its shape is that of the whole
   std::vector<Writer> first_writer_;             // by tensor
   std::vector<std::vector<uint32_t>> tensor_of_;
+  std::set<std::string> cut_otherwise_;  // files
   Model model_;
 };
 
@@ -252,7 +264,9 @@ Result<> Model::Inference::collect() {
       const uint32_t index = found->second;
       tensor_of_[rank].push_back(index);
       if (is_new) {
-        tensors_.push_back({tensor.file, std::move(name), tensor.dtype, tensor.shape});
+        tensors_.push_back({tensor.file, std::move(name), tensor.dtype,
+                            tensor.said ? tensor.said->whole : tensor.shape});
+        said_.push_back(tensor.said.has_value());
         first_writer_.push_back({rank, i});
         last_rank.push_back(rank);
         dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
@@ -270,6 +284,8 @@ Result<> Model::Inference::collect() {
                                 dtype_name(tensor.dtype), dtype_name(tensors_[index].dtype),
                                 ranks_[first.rank].global_rank);
       }
+      PTC_TRY(check_said(ranks_[rank], tensor, index));
+      if (tensor.said) continue;
       Shape shape = tensor.shape;
       if (rows_differ && !shape.empty() && !tensors_[index].shape.empty()) {
         shape[0] = tensors_[index].shape[0];
@@ -289,6 +305,41 @@ Result<> Model::Inference::collect() {
     }
   }
   return ok();
+}
+
+/// What several ranks say of a tensor's whole is the same.
+Result<> Model::Inference::check_said(const WrittenRank& rank, const WrittenTensor& tensor,
+                                      uint32_t index) const {
+  const Writer& first = first_writer_[index];
+  if (tensor.said.has_value() != said_[index]) {
+    return invalid_argument("{} {} which part of the whole it is, and on rank {} it {}",
+                            place(rank, tensor), tensor.said ? "says" : "does not say",
+                            ranks_[first.rank].global_rank, tensor.said ? "does not" : "does");
+  }
+  if (!tensor.said || tensor.said->whole == tensors_[index].shape) return ok();
+  return invalid_argument("{} says it is part of {}, but of {} on rank {}", place(rank, tensor),
+                          tensor.said->whole.to_string(), tensors_[index].shape.to_string(),
+                          ranks_[first.rank].global_rank);
+}
+
+/// FSDP leaves buffers whole, and cuts all else.
+void Model::Inference::find_whole_on_dp() {
+  if (spec_.optimizer != OptimizerCut::kFsdp || spec_.sizes.dp == 1) return;
+  std::vector<bool> cut(tensors_.size());
+  std::unordered_set<std::string_view> files;  // of which something is cut
+  for (uint32_t rank : order_) {
+    for (uint32_t i = 0; i < ranks_[rank].tensors.size(); ++i) {
+      const WrittenTensor& tensor = ranks_[rank].tensors[i];
+      if (!tensor.said || tensor.said->box == Box::whole(tensor.said->whole)) continue;
+      cut[tensor_of_[rank][i]] = true;
+      files.insert(tensor.file);
+    }
+  }
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    tensors_[tensor].whole_on_dp = said_[tensor] && !cut[tensor] &&
+                                   !tensors_[tensor].shape.empty() &&
+                                   files.contains(tensors_[tensor].file);
+  }
 }
 
 /// The global length of the axis that tp cuts; for a vocabulary also finds its padding.
@@ -315,7 +366,7 @@ Result<uint64_t> Model::Inference::widen_axis(uint32_t tensor) {
 Result<> Model::Inference::widen() {
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const Bound& bound = model_.bound_[tensor];
-    if (!bound.rule || bound.one_element) continue;
+    if (!bound.rule || bound.one_element || said_[tensor]) continue;
     Shape& shape = model_.tensors_[tensor].shape;
     const auto& expert_axis = bound.rule->expert_axis;
     if (expert_axis && *expert_axis < shape.size()) {
@@ -338,6 +389,43 @@ Result<> Model::Inference::widen() {
   return ok();
 }
 
+namespace {
+
+bool is_this_box(const SubTensor& part, const Box& box) {
+  if (part.local_shape != box.extent || part.flat) return false;
+  if (box.empty()) return true;
+  return part.pieces.size() == 1 && part.pieces.front().global == box;
+}
+
+}  // namespace
+
+/// Files of which a rank has said parts that are not those of the layout, or lacks some.
+Result<> Model::Inference::find_cut_otherwise() {
+  if (std::find(said_.begin(), said_.end(), true) == said_.end()) return ok();
+  std::vector<Held> held;
+  std::optional<StateCoords> state_of_held;
+  for (uint32_t rank : order_) {
+    const std::vector<WrittenTensor>& tensors = ranks_[rank].tensors;
+    const StateCoords state = state_of(spec_, ranks_[rank].coords);
+    if (tensors.empty()) continue;
+    if (state_of_held != state) {
+      PTC_TRY(held, model_.hold(spec_, state));
+      state_of_held = state;
+    }
+    std::unordered_map<uint32_t, uint32_t> number;  // tensor → in `tensors`
+    for (uint32_t i = 0; i < tensors.size(); ++i) number.emplace(tensor_of_[rank][i], i);
+    for (const Held& each : held) {
+      if (!said_[each.tensor] || is_cut_otherwise(each.tensor)) continue;
+      const auto found = number.find(each.tensor);
+      const bool fits = found == number.end()
+                            ? !model_.is_cut_over_dp(each.tensor, spec_)
+                            : is_this_box(each.part, tensors[found->second].said->box);
+      if (!fits) cut_otherwise_.insert(model_.tensors_[each.tensor].file);
+    }
+  }
+  return ok();
+}
+
 Result<> Model::Inference::compare() {
   for (size_t begin = 0; begin < order_.size();) {
     // All dp ranks of one group: what dp does not cut may be written by any of them.
@@ -354,7 +442,8 @@ Result<> Model::Inference::compare() {
     }
     PTC_TRY(const std::vector<Held> held, model_.hold(spec_, first));
     bool cut = false;
-    for (const Held& each : held) cut |= model_.is_cut_over_dp(each.tensor, spec_);
+    for (const Held& each : held)
+      cut |= model_.is_cut_over_dp(each.tensor, spec_) && !is_cut_otherwise(each.tensor);
     const auto absent = std::find(states.begin(), states.end(), false);
     if (cut && absent != states.end()) {
       StateCoords state = first;
@@ -364,7 +453,9 @@ Result<> Model::Inference::compare() {
     size_t missing = 0;
     uint32_t example = 0;
     for (const Held& each : held) {
-      if (written[each.tensor] || model_.is_cut_over_dp(each.tensor, spec_)) continue;
+      if (written[each.tensor] || model_.is_cut_over_dp(each.tensor, spec_) ||
+          is_cut_otherwise(each.tensor))
+        continue;
       if (missing++ == 0) example = each.tensor;
     }
     if (missing > 0) return lacks(writer, example, missing);
@@ -390,7 +481,7 @@ Result<size_t> Model::Inference::compare_state(size_t begin, std::vector<bool>& 
   size_t missing = 0;
   uint32_t example = 0;
   for (const Held& each : held) {
-    if (here[each.tensor]) continue;
+    if (here[each.tensor] || is_cut_otherwise(each.tensor)) continue;
     if (!model_.is_cut_over_dp(each.tensor, spec_)) {
       if (spec_.dp_parts() > 1) continue;  // another dp rank may have written it
       if (!any) ++missing;
@@ -437,7 +528,7 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
                               place(writer, writer.tensors[i]), state_text(spec_, state),
                               spec_.name(), model_.describe(tensor));
     }
-    if (found->second->local_shape != writer.tensors[i].shape) {
+    if (found->second->local_shape != writer.tensors[i].shape && !is_cut_otherwise(tensor)) {
       return invalid_argument("{} has shape {}, but under layout {} it should be {} of {}",
                               place(writer, writer.tensors[i]), writer.tensors[i].shape.to_string(),
                               spec_.name(), found->second->local_shape.to_string(),
@@ -446,7 +537,7 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
     expected.erase(found);
   }
   std::erase_if(expected, [&](const auto& each) {
-    return !files.contains(model_.tensors_[each.first].file);
+    return !files.contains(model_.tensors_[each.first].file) || is_cut_otherwise(each.first);
   });
   if (expected.empty()) return ok();
   const auto first =

@@ -12,8 +12,14 @@ namespace {
 class DpCut {
  public:
   DpCut(const RuleSet& rules, OptimizerCut cut, uint32_t ranks,
-        const std::vector<uint64_t>& dp_rows, std::vector<TensorInfo>& tensors)
-      : rules_(rules), cut_(cut), ranks_(ranks), dp_rows_(dp_rows), tensors_(tensors) {}
+        const std::vector<uint64_t>& dp_rows, const std::vector<bool>& known,
+        std::vector<TensorInfo>& tensors)
+      : rules_(rules),
+        cut_(cut),
+        ranks_(ranks),
+        dp_rows_(dp_rows),
+        known_(known),
+        tensors_(tensors) {}
 
   void undo() {
     std::vector<uint32_t> unclear;
@@ -44,12 +50,14 @@ class DpCut {
 
   void add_rows(uint32_t tensor) {
     Shape& shape = tensors_[tensor].shape;
-    if (cut_ == OptimizerCut::kFsdp && !shape.empty()) shape[0] = dp_rows_[tensor];
+    if (cut_ == OptimizerCut::kFsdp && !shape.empty() && !known_[tensor])
+      shape[0] = dp_rows_[tensor];
   }
 
   /// Finds the parameter that the tensor follows and takes over its shape. False: it may be an end
   /// of a cut tensor, but also a scalar.
   bool follow(uint32_t tensor, bool one_element_too) {
+    if (known_[tensor]) return true;
     const std::string& name = tensors_[tensor].name;
     const auto& scales = rules_.scales();
     if (scales && name.ends_with(scales->suffix) &&
@@ -93,6 +101,7 @@ class DpCut {
   OptimizerCut cut_;
   uint32_t ranks_;
   const std::vector<uint64_t>& dp_rows_;
+  const std::vector<bool>& known_;
   std::vector<TensorInfo>& tensors_;
   ParameterNames names_;
   std::unordered_set<std::string> kinds_;  // names without the parameter's, of what is cut
@@ -101,8 +110,9 @@ class DpCut {
 }  // namespace
 
 void undo_dp_cut(const RuleSet& rules, OptimizerCut cut, uint32_t ranks,
-                 const std::vector<uint64_t>& dp_rows, std::vector<TensorInfo>& tensors) {
-  if (cut != OptimizerCut::kReplicated) DpCut(rules, cut, ranks, dp_rows, tensors).undo();
+                 const std::vector<uint64_t>& dp_rows, const std::vector<bool>& known,
+                 std::vector<TensorInfo>& tensors) {
+  if (cut != OptimizerCut::kReplicated) DpCut(rules, cut, ranks, dp_rows, known, tensors).undo();
 }
 
 }  // namespace ptc

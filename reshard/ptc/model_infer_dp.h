@@ -13,8 +13,10 @@ namespace ptc {
 /// elements the shape is that of the parameter they follow; FSDP's rows add up.
 ///
 /// Tensors of one element may be scalars or ends of cut ones: they are what other tensors of their
-/// kind (`exp_avg.<parameter>`) are. A shape that no cut explains stays, and will not fit later.
+/// kind (`exp_avg.<parameter>`) are. A shape that no cut explains stays, and will not fit later. So
+/// does one that is `known`, by tensor.
 void undo_dp_cut(const RuleSet& rules, OptimizerCut cut, uint32_t ranks,
-                 const std::vector<uint64_t>& dp_rows, std::vector<TensorInfo>& tensors);
+                 const std::vector<uint64_t>& dp_rows, const std::vector<bool>& known,
+                 std::vector<TensorInfo>& tensors);
 
 }  // namespace ptc

@@ -1,10 +1,11 @@
 // What PyTorch's distributed checkpointing (HuggingFaceStorageWriter) says in the header of a
-// safetensors file: where in the whole tensor each array of the file begins.
+// safetensors file: where in the whole tensor each array of the file begins. tools/python also says
+// how large the whole is:
+//
+//     "DCP_SHARDING_INFO": {"layers.0.w": {"saved_offsets": [4, 0], "global_shape": [8, 3]}}
 #pragma once
 
-#include <map>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "store/base/error.h"
@@ -12,9 +13,15 @@
 
 namespace ptc {
 
-/// By tensor of the header, in its order: the box that its array is of the whole tensor. nullopt:
-/// the file is not of that writer. kInvalidArgument: it says so of other tensors than it has, or
-/// boxes that no tensor has.
-Result<std::optional<std::vector<Box>>> dcp_boxes(const SafetensorsHeader& header);
+/// By tensor of the header, in its order.
+struct DcpSharding {
+  std::vector<Box> boxes;  // that the arrays are of the whole tensors
+  /// Of these the shapes, of all or of none: then they are as large as the boxes of all files need.
+  std::vector<Shape> wholes;
+};
+
+/// nullopt: the file is not of such a writer. kInvalidArgument: it does not say so of each tensor
+/// that it has, or boxes that no tensor has, or that are not within their wholes.
+Result<std::optional<DcpSharding>> dcp_sharding(const SafetensorsHeader& header);
 
 }  // namespace ptc

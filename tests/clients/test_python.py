@@ -288,22 +288,6 @@ job.save({"w": torch.ones(2)}, "b")
                 with self.assertRaisesRegex(ValueError, reason):
                     ptc.load(directory)
 
-    def test_what_is_cut_otherwise_is_no_fsdp(self):
-        """The daemon would put it together wrongly, and nobody would notice."""
-        job = ptc.Job.create(self.mount.path + "/otherwise", dp=4, optimizer="fsdp")
-        self.run_ranks(4, """
-flat, grid = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
-whole = torch.arange(64.0).reshape(8, 8)
-for tensors in ({"w": distribute_tensor(whole, flat, [Shard(1)])}, {"w": distribute_tensor(whole, grid, [Replicate(), Shard(0)])},
-                {"w": distribute_tensor(whole, grid, [Shard(0), Shard(0)])},
-                {"w": distribute_tensor(whole, flat, [Shard(0)]), "running_mean": torch.ones(8)}):
-    try:
-        ptc.save({"model": tensors}, ptc.Job(path).incoming("a"))
-        raise SystemExit(f"saved {tensors}")
-    except ValueError as error:
-        assert "ptc.Writer" in str(error), error
-""", job.path)
-
     def test_mapped_and_once(self):
         """Tensors are the file's memory; writing to one changes nobody else's."""
         job = ptc.Job.create(self.mount.path + "/mapped")

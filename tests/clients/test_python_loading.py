@@ -130,9 +130,9 @@ for number in range(1, 5):
     back = {"model": {"layers.0.w": torch.zeros(2000, 1000)}, "step": 0}
     dcp.load(back, storage_reader=ptc.Reader(path + "/current"))
     assert back["step"] == number and torch.equal(back["model"]["layers.0.w"], state(number)["model"]["layers.0.w"])
-    loaded = ptc.load(path)
+    loaded = ptc.load(path, rank=rank)
     assert loaded["step"] == number and loaded["model"]["layers.0.w"].shape == (500, 1000), loaded
-    assert torch.equal(ptc.load(path + "/current")["model"]["layers.0.w"], loaded["model"]["layers.0.w"])
+    assert torch.equal(ptc.load(path + "/current", rank=rank)["model"]["layers.0.w"], loaded["model"]["layers.0.w"])
     dist.barrier()
 """, job.path)
         job.wait()
@@ -192,6 +192,27 @@ class Places(ranks.TestCase):
         with self.assertRaisesRegex(KeyError, "w in student.safetensors and in teacher.safetensors"):
             ptc.Checkpoint(job.path).read("w")
         self.assert_equal(ptc.Checkpoint(job.path).read(ptc.Checkpoint(job.path).info("w", "teacher.safetensors")), two)
+
+    def test_other_processes_than_ranks(self):
+        """Would load other rows than theirs; where all ranks hold the same, fewer may."""
+        job = ptc.Job.create(self.mount.path + "/processes", dp=4, optimizer="fsdp")
+        job.save({"model": {"w": torch.arange(8.0)}}, "a", layout={"dp": 1})
+        job.wait()
+        self.assertEqual(ptc.load(job.file("checkpoints/a"))["model"]["w"].tolist(), list(range(8)))
+        for path in (job.path, job.file("current"), os.path.realpath(job.file("current"))):
+            with self.assertRaisesRegex(ValueError, r"1 process loads, but layout tp1-pp1-dp4\+\w+ has 4 ranks.*set_layout.*rank="):
+                ptc.load(path)
+            self.assertEqual(ptc.load(path, rank=1)["model"]["w"].tolist(), [2, 3])
+            self.assertEqual(ptc.load(os.path.realpath(job.file("current")) + "/rank/1")["model"]["w"].tolist(), [2, 3])
+        self.assertEqual(ptc.load(job.file("checkpoints/a/layouts/tp1-pp1-dp2"))["model"]["w"].tolist(), list(range(8)))
+        self.run_ranks(2, """
+for where, ranks in (("", 4), ("/checkpoints/a", 1), ("/current", 4)):
+    try:
+        raise SystemExit(ptc.load(path + where))
+    except ValueError as error:
+        assert f"2 processes load, but layout " in str(error) and f"has {ranks} rank" in str(error), error
+assert ptc.load(path + "/checkpoints/a/layouts/tp1-pp1-dp4")["model"]["w"].tolist() == list(range(8))
+""", job.path)
 
     def test_numbers_follow_their_parameter(self):
         """A count that is an int is not left on the rank that wrote it."""

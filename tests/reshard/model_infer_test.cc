@@ -187,5 +187,59 @@ TEST(InferNone, AnythingInOneState) {
   EXPECT_FALSE(cut.has_value());
 }
 
+/// Four rows of three on two ranks, and a buffer on both, by what they say.
+std::vector<WrittenRank> said_ranks(const LayoutSpec& spec) {
+  std::vector<WrittenRank> ranks;
+  for (uint64_t rank = 0; rank < 2; ++rank) {
+    const SaidPart rows{{{2 * rank, 0}, {2, 3}}, {4, 3}};
+    const SaidPart all{Box::whole({5}), {5}};
+    ranks.push_back({rank,
+                     spec.coords(rank),
+                     {{"a.safetensors", "w", DType::kF32, {2, 3}, rows},
+                      {"a.safetensors", "buffer", DType::kF32, {5}, all},
+                      {"b.safetensors", "buffer", DType::kF32, {5}, all}}});
+  }
+  return ranks;
+}
+
+TEST(InferSaid, WhatTheLayoutSaysTooIsItsOwnAndBuffersStayWhole) {
+  const LayoutSpec spec{.sizes = {.dp = 2}, .optimizer = OptimizerCut::kFsdp};
+  const auto inferred = Model::infer(RuleSet::none(), {}, spec, said_ranks(spec));
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const Model& model = inferred.value().model;
+  // Nothing of the second file is cut: whether it may be is not known, and the layout says so.
+  EXPECT_THAT(inferred.value().cut_otherwise, ::testing::ElementsAre("b.safetensors"));
+  EXPECT_EQ(model.tensors()[0].shape, (Shape{4, 3}));
+  EXPECT_TRUE(model.is_cut_over_dp(0, spec));
+  EXPECT_TRUE(model.tensors()[1].whole_on_dp);
+  EXPECT_FALSE(model.is_cut_over_dp(1, spec));
+  EXPECT_EQ(model.tensors()[2].shape, Shape{5});
+  EXPECT_TRUE(model.is_cut_over_dp(2, spec));
+}
+
+TEST(InferSaid, OtherPartsThanTheLayouts) {
+  const LayoutSpec spec{.sizes = {.dp = 2}};
+  auto ranks = said_ranks(spec);
+  const auto inferred = Model::infer(RuleSet::none(), {}, spec, ranks);
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  EXPECT_THAT(inferred.value().cut_otherwise, ::testing::ElementsAre("a.safetensors"));
+  ranks[1].tensors.erase(ranks[1].tensors.begin());  // the caller finds that half of it is missing
+  EXPECT_TRUE(Model::infer(RuleSet::none(), {}, spec, ranks).has_value());
+}
+
+TEST(InferSaid, AllRanksSayTheSameOfTheWhole) {
+  const LayoutSpec spec{.sizes = {.dp = 2}, .optimizer = OptimizerCut::kFsdp};
+  auto ranks = said_ranks(spec);
+  ranks[1].tensors[0].said->whole = {5, 3};
+  auto inferred = Model::infer(RuleSet::none(), {}, spec, ranks);
+  ASSERT_FALSE(inferred.has_value());
+  EXPECT_THAT(inferred.error().message(),
+              HasSubstr("a.safetensors: w says it is part of [5, 3], but of [4, 3] on rank 0"));
+  ranks[1].tensors[0].said.reset();
+  inferred = Model::infer(RuleSet::none(), {}, spec, ranks);
+  ASSERT_FALSE(inferred.has_value());
+  EXPECT_THAT(inferred.error().message(), HasSubstr("does not say which part of the whole it is"));
+}
+
 }  // namespace
 }  // namespace ptc

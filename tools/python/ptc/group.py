@@ -39,6 +39,12 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed else 1
 
 
+def world_size_said() -> int:
+    """Of torch.distributed, else of the environment (WORLD_SIZE, as RANK), else 1."""
+    distributed = _distributed()
+    return distributed.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", "1"))
+
+
 class Group:
     """The processes that were together when `prepare` was called: what they do in the background is done by these, or
     fails. A process that is in no group is alone.

@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, safetensors, state as states
-from .arrays import ITEM_BYTES, array_of, local, row_runs, torch_or_none
+from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_or_none
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
 
@@ -34,15 +34,20 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
     what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
-    of one .pt is what that holds. Types that NumPy has not, like bfloat16, are their bits there. Errors:
-    FileNotFoundError, ValueError (not what it should be).
+    of one .pt is what that holds. Types that NumPy has not, like bfloat16, are their bits there.
+
+    A rank has what the layout gives it; of that `load_model_state` and `load_optimizer_state` make what a module holds
+    on its own mesh. Errors: FileNotFoundError; ValueError (not what it should be; or there are more processes than the
+    layout has ranks, or fewer, and no `rank` is given).
     """
-    where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank)
+    processes = group.world_size_said() if rank is None else None
+    where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank, processes)
     numpy = numpy or torch_or_none() is None
     text = read_text(where)
     dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
     sections: Dict[str, Dict[str, Any]] = {}
     _check_place(where)
+    origin = Origin.of(where)
     values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
     found = False
     for path in _files(where):
@@ -51,6 +56,8 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
         for name in mapped.entries:
             tensor = mapped.tensor(name, numpy)
             tensor = tensor if device is None or numpy else tensor.to(device)
+            if origin is not None and not numpy:
+                _remember(tensor, origin, file, name)
             fqn = ".".join([*map(str, dcp["sections"].get(file, ())), name])
             if file in dcp["sections"] and fqn in dcp["paths"]:
                 values.append((dcp["paths"][fqn], tensor))
@@ -191,19 +198,104 @@ def _files(where: str) -> Iterator[str]:
                 yield os.path.join(top, name)
 
 
-def _rank_directory(where: str, rank: int) -> str:
+def _rank_directory(where: str, rank: int, processes: Optional[int] = None) -> str:
+    """That of a rank. ValueError: there are other than so many, and which of them is wanted is not clear."""
     if not os.path.isdir(where):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
     if os.path.isdir(os.path.join(where, "rank")):
         found = os.path.join(where, "rank", str(rank))
+        if processes is not None:
+            _check_processes(where, len(os.listdir(os.path.dirname(found))), processes)
         if not os.path.isdir(found):
             ranks = len(os.listdir(os.path.dirname(found)))
             raise FileNotFoundError(errno.ENOENT, f"there is no rank {rank} of {ranks}", found)
         return found
     if os.path.isfile(os.path.join(where, "meta.json")):
         with open(os.path.join(where, "meta.json"), encoding="utf-8") as file:
-            return _rank_directory(os.path.join(where, "layouts", json.load(file)["written_as"]), rank)
+            return _rank_directory(os.path.join(where, "layouts", json.load(file)["written_as"]), rank, processes)
     return where
+
+
+def _check_processes(where: str, ranks: int, processes: int) -> None:
+    """ValueError: there are not as many processes as ranks, and these do not all hold the same."""
+    name = os.path.basename(where)
+    if processes == ranks or (processes < ranks and re.fullmatch(r"tp1-pp1-dp\d+(-cp\d+)?", name)):
+        return
+    some = f"{processes} process{'es load' if processes > 1 else ' loads'}"
+    raise ValueError(
+        f"{some}, but layout {name} has {ranks} ranks, each with a part of its own ({where}): save a layout of {processes} "
+        "(ptc.Job(…).set_layout), load such a one by its name (…/layouts/…), say which rank's part is wanted (rank=), or "
+        "read wholes (ptc.Checkpoint, ptc.Reader)")
+
+
+class Origin:
+    """Where what `load` gives is from: a checkpoint, and which part of it the layout gave this rank."""
+
+    def __init__(self, path: str, sizes: Optional[Dict[str, int]], rank: int) -> None:
+        self.path = path
+        self._sizes, self._rank = sizes, rank
+        self._checkpoint: Optional[Checkpoint] = None
+
+    @classmethod
+    def of(cls, where: str) -> "Optional[Origin]":
+        """None: it is no rank's directory of a layout, or names in it are those of a stage."""
+        found = re.fullmatch(r"(.+/checkpoints/[^/]+)/layouts/([^/+]+)(\+[^/]+)?/rank/(\d+)", where)
+        if found is None:
+            return None
+        sizes = {key: int(size) for key, size in re.findall(r"([a-z]+)(\d+)", found[2])}
+        if found[3] and sizes.get("pp") != 1:
+            return None
+        return cls(found[1], sizes if found[3] else None, int(found[4]))
+
+    def part_for(self, target: Any, value: Any, file: str, name: str) -> Any:
+        """What `target` holds of the tensor of which the layout gave `value`, where that is a tensor of its shape."""
+        if self._checkpoint is None:
+            self._checkpoint = Checkpoint(self.path)
+        info = self._checkpoint.tensors.get((file, name))
+        if info is None or tuple(target.shape) != info.shape:
+            return value
+        wanted, held = box_of(target), self._held(info, value)
+        if held == wanted:
+            return value
+        return value[wanted.slices] if held == whole(info.shape) else self._checkpoint.read(info, wanted)
+
+    def _held(self, info: "TensorInfo", value: Any) -> Optional[Box]:
+        """Which part that is; None: it is cut by rules, or as ZeRO-1 does."""
+        if tuple(value.shape) == info.shape:
+            return whole(info.shape)
+        sizes = self._sizes or {}
+        if set(sizes) == {"tp", "pp", "dp"} and sizes["tp"] == sizes["pp"] == 1:
+            step = -(-info.shape[0] // sizes["dp"])
+            begin = min(self._rank * step, info.shape[0])
+            rows = Box((begin, *(0 for _ in info.shape[1:])), (min(step, info.shape[0] - begin), *info.shape[1:]))
+            if rows.shape == tuple(value.shape):
+                return rows
+        return None
+
+
+_origins: Any = None  # tensor → origin, file and name, as long as it lives; no attribute: torch.save would save that
+
+
+def _remember(tensor: Any, *origin: Any) -> None:
+    global _origins  # pylint: disable=global-statement
+    if _origins is None:
+        from torch.utils.weak import WeakTensorKeyDictionary
+        _origins = WeakTensorKeyDictionary()
+    _origins[tensor] = origin
+
+
+def part_for(target: Any, value: Any) -> Any:
+    """What a tensor of a module, or a DTensor of which it holds a part, takes of what `load` gave; as it is, where that
+    is not known. FileNotFoundError: the checkpoint was removed meanwhile.
+    """
+    if not is_distributed(target) and tuple(value.shape) == tuple(target.shape):
+        return value
+    origin = None if _origins is None else _origins.get(value)
+    if origin is not None:
+        return origin[0].part_for(target, value, *origin[1:])
+    if is_distributed(target) and value.dim() > 0 and tuple(value.shape) == tuple(target.shape):
+        return value[box_of(target).slices]
+    return value
 
 
 class TensorInfo(NamedTuple):

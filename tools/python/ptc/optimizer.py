@@ -16,14 +16,15 @@ def _names(model: Any) -> Dict[int, str]:
 
 
 def load_model_state(model: Any, state: Mapping[str, Any], *, strict: bool = False) -> None:
-    """Copies what `load` gave into a module's parameters and persistent buffers; of DTensors (FSDP2) into this rank's
-    part. Values become of the type that the module has, as copy_ does it.
+    """Copies what `load` gave into a module's parameters and persistent buffers; of DTensors this rank's part, also where
+    the layout gave it another: that is read then (loading.part_for). Values become of the type that the module has, as copy_ does it.
 
     What the state has beyond is passed over, unless `strict`. KeyError: the state lacks one, or, with `strict`, the
     module does; ValueError: one has another shape, or is on the meta device: module.to_empty(device=…) comes first.
     """
     import torch
     from .arrays import local
+    from .loading import part_for
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     if strict and set(state) - set(own):
         raise KeyError(f"the model has no {_some(set(state) - set(own))}")
@@ -31,7 +32,7 @@ def load_model_state(model: Any, state: Mapping[str, Any], *, strict: bool = Fal
         for name, target in own.items():
             if name not in state:
                 raise KeyError(f"the state has no {name}")
-            copy_into(name, local(target), state[name])
+            copy_into(name, local(target), part_for(target, state[name]))
 
 
 def copy_into(name: str, target: Any, value: Any) -> None:
@@ -105,8 +106,10 @@ def _placed(what: str, key: str, value: Any, parameter: Any, on_device: bool) ->
     """
     import torch
     from .arrays import is_distributed
+    from .loading import part_for
     if not isinstance(value, torch.Tensor):
         return value
+    value = part_for(parameter, value)
     here = parameter.to_local() if is_distributed(parameter) else parameter
     if value.dim() == 0 or (value.numel() == 1 and here.numel() != 1):
         return value.to(here.device, copy=True) if here.dim() == 0 or on_device else value.clone()

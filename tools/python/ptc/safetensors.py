@@ -130,7 +130,10 @@ def read_header_of_npy(memory: Any) -> Tuple[Tuple[int, ...], int]:
     return tuple(header["shape"]), start + length
 
 
-def boxes_metadata(offsets: Mapping[str, Sequence[int]]) -> Dict[str, str]:
-    """What a file says of tensors of which it has one box each: where these begin in the whole."""
-    info = {name: {"saved_offsets": list(offset)} for name, offset in offsets.items()}
+def boxes_metadata(offsets: Mapping[str, Sequence[int]],
+                   wholes: Optional[Mapping[str, Sequence[int]]] = None) -> Dict[str, str]:
+    """What a file says of tensors of which it has one box each: where these begin in the whole, and how large that is."""
+    info: Dict[str, Dict[str, List[int]]] = {name: {"saved_offsets": list(offset)} for name, offset in offsets.items()}
+    for name, shape in (wholes or {}).items():
+        info[name]["global_shape"] = list(shape)
     return {"DCP_SHARDING_INFO": json.dumps(info, separators=(",", ":")), "DCP_VERSION": "1.0"}

@@ -11,6 +11,7 @@ from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optio
 from . import arrays, group, owner, safetensors, state as states
 from .errors import PtcError
 from .job import Job, find, remove
+from .slices import box_of
 
 
 @overload
@@ -75,8 +76,7 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
            consumed: Optional[int], files: Optional[Mapping[str, Any]]) -> Callable[[], str]:
     """Writes the tensors; what it returns closes their files and writes all else, of which it has the text already."""
     sections, text = states.flatten(state)
-    if staged:
-        check_placements(sections, Job(find(top).job).layout if layout is None else layout)
+    says = described(sections, lambda: layout if layout is not None else Job(find(top).job).layout if staged else {})
     small = {os.path.join(where, states.FILE): json.dumps(text, separators=(",", ":")).encode()}
     if rank == 0:
         beside = top if staged else where
@@ -122,48 +122,37 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         for section, tensors in sections.items():
             path = os.path.join(where, section + ".safetensors")
             written.append(path)
-            open_files[path] = safetensors.write(path, tensors)
+            open_files[path] = safetensors.write(path, tensors, says.get(section))
     except BaseException:
         take_back()
         raise
     return finish
 
 
-def check_placements(sections: Mapping[str, Mapping[str, Any]], layout: Mapping[str, Any]) -> None:
-    """Under fsdp the files of all data-parallel ranks are taken for rows of each tensor, one below the other.
-    ValueError: beside DTensors a rank holds all of a tensor; of a DTensor it holds another part than rows, or one
-    element, which is taken for a scalar. ptc.Writer saves these. Where there is no DTensor at all, what is given are
-    rows.
+def described(sections: Mapping[str, Dict[str, Any]], layout: Callable[[], Mapping[str, Any]]) -> Dict[str, Dict[str, str]]:
+    """By section what its file says of its tensors, where there are DTensors: which part of the whole each is. All other
+    tensors are wholes then, which all ranks have. The commit puts them together by that, whatever the layout is.
+
+    A section without DTensors says nothing, and is cut as the layout says; but under fsdp, where it would be taken for
+    rows, it says so, too, if another has any. ValueError: what a rank holds of a tensor cannot be told, by name.
     """
-    if layout.get("optimizer") != "fsdp" or int(layout.get("dp", 1)) == 1:
-        return
-    if not any(arrays.is_distributed(tensor) for tensors in sections.values() for tensor in tensors.values()):
-        return
-    for section, tensors in sections.items():
+    distributed = [key for key, tensors in sections.items() if any(map(arrays.is_distributed, tensors.values()))]
+    if distributed and len(distributed) < len(sections) and layout().get("optimizer") == "fsdp":
+        distributed = list(sections)
+    found: Dict[str, Dict[str, str]] = {}
+    for key in distributed:
+        tensors = sections[key]
+        offsets, wholes = {}, {}
         for name, tensor in tensors.items():
-            wrong = _not_rows(tensor)
-            if wrong:
-                raise ValueError(f"{section}.{name} is not cut by rows over the data-parallel ranks, as the layout's "
-                                 f"\"optimizer\": \"fsdp\" says ({wrong}): save it with torch.distributed.checkpoint and "
-                                 "ptc.Writer")
-
-
-def _not_rows(tensor: Any) -> str:
-    """Why the daemon would not put a tensor together as it was; "": it does."""
-    if not arrays.is_distributed(tensor):
-        return "all of it is on each rank" if len(tensor.shape) > 0 and max(tensor.shape) > 1 else ""
-    rows = [placement for placement in tensor.placements if placement.is_shard(0)]
-    strided = any("Strided" in type(placement).__name__ for placement in tensor.placements)
-    if not tensor.placements[0].is_shard(0) and not strided:
-        return f"its placements are {tuple(tensor.placements)}"
-    if len(rows) > 1 and not strided:
-        return f"its rows are cut twice: {tuple(tensor.placements)}"
-    ranks = 1
-    for axis, placement in enumerate(tensor.placements):
-        ranks *= tensor.device_mesh.size(axis) if placement.is_shard(0) else 1
-    if len(tensor.shape) == 1 and tensor.shape[0] <= ranks:
-        return f"it has {tensor.shape[0]} elements for {ranks} ranks, and one element is taken for a scalar"
-    return ""
+            try:
+                part = box_of(tensor)
+                if arrays.is_distributed(tensor) and 0 in part.shape:
+                    tensors[name] = arrays.local(tensor).new_empty(part.shape)
+            except ValueError as error:
+                raise ValueError(f"{key}.{name}: {error}") from None
+            offsets[name], wholes[name] = part.offset, tuple(tensor.shape)
+        found[key] = safetensors.boxes_metadata(offsets, wholes)
+    return found
 
 
 def contents(files: Optional[Mapping[str, Any]], taken: Container[str]) -> Dict[str, bytes]:
