@@ -455,7 +455,8 @@ struct Checkpoint::LaidOut {
 
 Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
                                       const LayoutSpec& spec, const StateCoords& state,
-                                      LaidOut* laid_out) const {
+                                      LaidOut* laid_out,
+                                      const std::vector<std::string>* names) const {
   StateFile file;
   file.path = path;
   auto filled = [&](const FileLayout& layout) {
@@ -478,7 +479,8 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   }
   std::vector<NewArray> arrays;
   for (const Model::Held& part : held)
-    arrays.push_back({model().local_name(part.tensor, spec, state.pp),
+    arrays.push_back({names != nullptr ? (*names)[arrays.size()]
+                                       : model().local_name(part.tensor, spec, state.pp),
                       model().tensors()[part.tensor].dtype, part.part.local_shape, arrays.size()});
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;

@@ -265,9 +265,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// How files were laid out of which others have arrays of the same names and shapes: those of
   /// ranks that differ in tp or dp, most often.
   struct LaidOut;
+  /// `names`: by position in `held`, in the place of the tensors' own.
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state,
-                            LaidOut* laid_out = nullptr) const;
+                            LaidOut* laid_out = nullptr,
+                            const std::vector<std::string>* names = nullptr) const;
   ImageLayout padding_layout() const;
   std::vector<uint32_t> other_files(const RankCoords& coords) const;
   /// Those that are `known`, by owner and path, without layout.

@@ -641,21 +641,30 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       shard_bytes += bytes;
       total_bytes += bytes;
     }
+    // As who loads the model has them, whatever it was wrapped in when it was saved.
+    std::vector<std::string> names;
+    for (const std::vector<Model::Held>& shard : shards)
+      for (const Model::Held& part : shard) names.push_back(tensors[part.tensor].name);
+    if (!adapter) names = model().rules().without_wrappers(std::move(names));
     json::object weight_map;
     std::optional<ReadRights> rights_of_all;
+    auto next_name = names.begin();
     for (size_t i = 0; i < shards.size(); ++i) {
       const std::string path = adapter             ? "adapter_model.safetensors"
                                : shards.size() > 1 ? fmt::format("model-{:05}-of-{:05}.safetensors",
                                                                  i + 1, shards.size())
                                                    : "model.safetensors";
       std::optional<ReadRights> rights;
+      const std::vector<std::string> own(next_name, next_name + std::ssize(shards[i]));
+      next_name += std::ssize(shards[i]);
+      for (const std::string& name : own) weight_map[name] = path;
       for (const Model::Held& part : shards[i]) {
-        weight_map[tensors[part.tensor].name] = path;
         const ReadRights& of_tensor = facts_->rights_of(part.tensor);
         rights = rights ? rights->narrowed_to(of_tensor) : of_tensor;
       }
       if (rights) rights_of_all = rights_of_all ? rights_of_all->narrowed_to(*rights) : *rights;
-      PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords()));
+      PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords(),
+                                 /*laid_out=*/nullptr, &own));
       const uint64_t bytes = file.layout.bytes;
       set->add({path, bytes, "", rights.value_or(ReadRights{manifest().uid, manifest().gid})},
                DescribedSet::Kind::kComputed,

@@ -7,6 +7,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "reshard/checkpoint/shard_boxes.h"
+#include "store/base/json.h"
+
 namespace ptc {
 namespace {
 
@@ -71,6 +74,47 @@ Result<> find_box_sets(std::vector<Found>& found) {
     for (Found* file : files) file->set = set;
   }
   return ok();
+}
+
+Result<> settle_spread(const Model::Inferred& inferred, std::vector<Found>& found) {
+  const std::vector<TensorInfo>& tensors = inferred.model.tensors();
+  std::vector<std::vector<Box>> boxes(tensors.size());
+  for (Found& file : found) {
+    const std::string& path = file.set.empty() ? file.path : file.set;
+    if (!file.has_tensors || !inferred.cut_otherwise.contains(path)) {
+      if (file.spread()) file.boxes.clear();
+      continue;
+    }
+    if (!file.spread() && !file.tensors.empty())
+      return invalid_argument(
+          "{} does not say which parts of its tensors it has (DCP_SHARDING_INFO), as those of "
+          "other ranks do, and these are not cut as the layout says",
+          file.source());
+    file.set = file.path;
+    for (size_t i = 0; i < file.tensors.size(); ++i)
+      boxes[file.model_tensor[i]].push_back(file.boxes[i]);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (boxes[i].empty()) continue;
+    auto all = union_of_boxes(std::move(boxes[i]));
+    if (all.has_error())
+      return std::move(all).error().with_context(
+          fmt::format("{}: tensor {}", tensors[i].file, ptc::quoted(tensors[i].name)));
+    const Box whole = Box::whole(tensors[i].shape);
+    if (all.value() == whole || whole.empty()) continue;
+    return invalid_argument("{}: tensor {} is {}, and all ranks together have {} of it",
+                            tensors[i].file, ptc::quoted(tensors[i].name),
+                            tensors[i].shape.to_string(),
+                            all.value().empty() ? "nothing" : all.value().to_string());
+  }
+  return ok();
+}
+
+bool KeptBoxes::adds(const Found& file) {
+  bool any = false;
+  for (size_t i = 0; i < file.boxes.size(); ++i)
+    if (!file.boxes[i].empty()) any |= boxes_[file.model_tensor[i]].insert(file.boxes[i]).second;
+  return any;
 }
 
 }  // namespace ptc

@@ -11,7 +11,6 @@
 #include <map>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
@@ -381,43 +380,6 @@ Result<> check_said(const Found& file, size_t position, const SubTensor& part, c
       whole.to_string());
 }
 
-/// Files that are spread over ranks otherwise than the layout cuts them become shards of one of
-/// their own name, which is made of them when it is read; in them must be all of each tensor. The
-/// others are the layout's, as they are.
-Result<> settle_spread(const Model::Inferred& inferred, std::vector<Found>& found) {
-  const std::vector<TensorInfo>& tensors = inferred.model.tensors();
-  std::vector<std::vector<Box>> boxes(tensors.size());
-  for (Found& file : found) {
-    const std::string& path = file.set.empty() ? file.path : file.set;
-    if (!file.has_tensors || !inferred.cut_otherwise.contains(path)) {
-      if (file.spread()) file.boxes.clear();
-      continue;
-    }
-    if (!file.spread() && !file.tensors.empty())
-      return invalid_argument(
-          "{} does not say which parts of its tensors it has (DCP_SHARDING_INFO), as those of "
-          "other ranks do, and these are not cut as the layout says",
-          file.source());
-    file.set = file.path;
-    for (size_t i = 0; i < file.tensors.size(); ++i)
-      boxes[file.model_tensor[i]].push_back(file.boxes[i]);
-  }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (boxes[i].empty()) continue;
-    auto all = union_of_boxes(std::move(boxes[i]));
-    if (all.has_error())
-      return std::move(all).error().with_context(
-          fmt::format("{}: tensor {}", tensors[i].file, ptc::quoted(tensors[i].name)));
-    const Box whole = Box::whole(tensors[i].shape);
-    if (all.value() == whole || whole.empty()) continue;
-    return invalid_argument("{}: tensor {} is {}, and all ranks together have {} of it",
-                            tensors[i].file, ptc::quoted(tensors[i].name),
-                            tensors[i].shape.to_string(),
-                            all.value().empty() ? "nothing" : all.value().to_string());
-  }
-  return ok();
-}
-
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
                                            std::vector<Found>& found, const std::string& config) {
   PTC_TRY(auto rules, choose_rules(request, found, config));
@@ -724,23 +686,6 @@ bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
   return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
          std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
 }
-
-/// What files that are spread over ranks have.
-class KeptBoxes {
- public:
-  /// Whether the file has any box that none before it has.
-  bool adds(const Found& file) {
-    bool any = false;
-    for (size_t i = 0; i < file.boxes.size(); ++i) {
-      if (file.boxes[i].empty()) continue;
-      any |= boxes_[file.model_tensor[i]].insert(file.boxes[i]).second;
-    }
-    return any;
-  }
-
- private:
-  std::unordered_map<uint32_t, std::unordered_set<Box, BoxHash>> boxes_;
-};
 
 }  // namespace
 

@@ -103,7 +103,8 @@ std::vector<std::string> RuleSet::builtin_families() {
 
 std::shared_ptr<const RuleSet> RuleSet::none() {
   static const std::shared_ptr<const RuleSet> rules = [] {
-    auto parsed = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "none", "rules": []})");
+    auto parsed = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "none",
+        "wrappers": {"leading": ["module"], "anywhere": ["_orig_mod"]}, "rules": []})");
     PTC_CHECK(parsed.has_value());
     return parsed.value();
   }();
@@ -133,6 +134,13 @@ std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> m
   for (const auto& parsed : parsed_builtins()) {
     if (!parsed) continue;
     const RuleSet& rules = *parsed.value();
+    const auto is_known = [&](const NamePattern& pattern) {
+      return std::any_of(names.begin(), names.end(),
+                         [&](std::string_view name) { return rules.matches(pattern, name); });
+    };
+    if (!rules.known_by_.empty() &&
+        std::none_of(rules.known_by_.begin(), rules.known_by_.end(), is_known))
+      continue;
     RuleFinder finder(rules);
     std::unordered_set<const Rule*> used;
     size_t covered = 0;
@@ -156,13 +164,81 @@ std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> m
   return best;
 }
 
+namespace {
+
+/// The name without these components, and where they were; nullopt: it has none.
+template <class Removed>
+std::optional<std::string> without(std::string_view name, const std::vector<std::string>& words,
+                                   Removed removed) {
+  std::optional<std::string> left;
+  size_t kept = 0;  // up to here the name is in `left`, or was removed
+  for (const std::string& word : words)
+    if (name.find(word) != std::string_view::npos) left.emplace();
+  if (!left) return left;
+  bool any = false;
+  for (size_t begin = 0; begin < name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    if (end < name.size() &&
+        std::find(words.begin(), words.end(), name.substr(begin, end - begin)) != words.end()) {
+      left->append(name.substr(kept, begin - kept));
+      kept = end + 1;
+      removed(left->size(), kept - begin);
+      any = true;
+    }
+    begin = end + 1;
+  }
+  if (!any) return std::nullopt;
+  left->append(name.substr(kept));
+  return left;
+}
+
+}  // namespace
+
+size_t RuleSet::leading_wrapper(std::string_view name) const {
+  for (const auto* words : {&wrappers_.leading, &wrappers_.anywhere})
+    for (const std::string& word : *words)
+      if (name.size() > word.size() + 1 && name.starts_with(word) && name[word.size()] == '.')
+        return word.size() + 1;
+  return 0;
+}
+
+std::vector<std::string> RuleSet::without_wrappers(std::vector<std::string> names) const {
+  std::vector<std::string> plain = names;
+  while (!plain.empty() && std::all_of(plain.begin(), plain.end(), [&](const std::string& name) {
+    return leading_wrapper(name) > 0;
+  }))
+    for (std::string& name : plain) name.erase(0, leading_wrapper(name));
+  for (std::string& name : plain)
+    if (auto left = without(name, wrappers_.anywhere, [](size_t, size_t) {}))
+      name = *std::move(left);
+  const std::unordered_set<std::string_view> different(plain.begin(), plain.end());
+  return different.size() == plain.size() ? plain : names;
+}
+
+/// Where in the tensor's name what begins at `at` of its plain name begins.
+size_t RuleSet::in_tensor_name(size_t at, const PlainName& plain) {
+  size_t missing = plain.prefix_length;
+  for (const PlainName::Gap& gap : plain.gaps)
+    if (gap.at <= at) missing += gap.bytes;
+  return at + missing;
+}
+
 void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
   plain.name = tensor_name;
-  if (!adapters_) return;
-  if (tensor_name.starts_with(adapters_->prefix)) {
-    plain.prefix_length = adapters_->prefix.size();
-    plain.name.remove_prefix(plain.prefix_length);
+  const auto take_off = [&](size_t bytes) {
+    plain.prefix_length += bytes;
+    plain.name.remove_prefix(bytes);
+  };
+  while (const size_t bytes = leading_wrapper(plain.name)) take_off(bytes);
+  if (adapters_ && plain.name.starts_with(adapters_->prefix)) take_off(adapters_->prefix.size());
+  auto left = without(plain.name, wrappers_.anywhere, [&](size_t at, size_t bytes) {
+    plain.gaps.push_back({at, bytes});
+  });
+  if (left) {
+    plain.storage = *std::move(left);
+    plain.name = plain.storage;
   }
+  if (!adapters_) return;
   auto among = [](const std::vector<std::string>& words, std::string_view word) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
@@ -181,7 +257,9 @@ void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
     } else {
       continue;
     }
-    plain.storage.assign(name.substr(0, begin)).append(last);
+    std::string beside(name.substr(0, begin));
+    beside += last;
+    plain.storage = std::move(beside);
     plain.name = plain.storage;
     return;
   }
@@ -217,12 +295,12 @@ std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& 
     for (const NamePattern& pattern : rules_[rule].names) {
       std::optional<NameMatch> match = pattern.match(plain.name.substr(prefix.size()));
       if (!match) continue;
-      const size_t prefix_length = plain.prefix_length + prefix.size();
       if (match->layer) {
-        match->layer_begin += prefix_length;
-        match->layer_end += prefix_length;
+        const size_t bytes = match->layer_end - match->layer_begin;
+        match->layer_begin = in_tensor_name(prefix.size() + match->layer_begin, plain);
+        match->layer_end = match->layer_begin + bytes;
       }
-      return Match{&rules_[rule], *match, prefix_length};
+      return Match{&rules_[rule], *match, plain.prefix_length + prefix.size()};
     }
   }
   return std::nullopt;

@@ -74,6 +74,12 @@ struct Adapters {
   std::vector<std::string> in, out;   // components
 };
 
+/// Components that PyTorch puts into the names of a module that it wraps; no rule has them.
+struct Wrappers {
+  std::vector<std::string> leading;   // before a name: "module" (DistributedDataParallel)
+  std::vector<std::string> anywhere;  // "_orig_mod" (torch.compile), of the model or a layer of it
+};
+
 /// A parsed rule set. Immutable.
 class RuleSet {
  public:
@@ -86,7 +92,8 @@ class RuleSet {
   static std::vector<std::string> builtin_families();
   /// By config.json's model_type if there is one (nullptr where no family knows it), else the
   /// family that covers most kinds of names (equal but for numbers), of several the one of whose
-  /// rules the largest share matches; nullptr if none matches a name with a layer.
+  /// rules the largest share matches; nullptr if none matches a name with a layer. A family that is
+  /// `known_by` some names is only one of them where one of these is there.
   static std::shared_ptr<const RuleSet> choose(std::optional<std::string_view> model_type,
                                                const std::vector<std::string>& tensor_names);
   /// The family "none": no rules. Its models can be stored and read, but not cut.
@@ -109,6 +116,9 @@ class RuleSet {
   /// The first rule that matches, also behind one of the family's prefixes ("bert."). For many
   /// names use a RuleFinder.
   std::optional<Match> find(std::string_view tensor_name) const;
+  /// These names without wrappers: leading ones where all have one, and where no two become the
+  /// same; else as they are.
+  std::vector<std::string> without_wrappers(std::vector<std::string> names) const;
   /// Whether the pattern matches, also behind one of the prefixes.
   bool matches(const NamePattern& pattern, std::string_view tensor_name) const;
 
@@ -128,14 +138,21 @@ class RuleSet {
   friend class RuleSetParser;
   friend class RuleFinder;
   enum class AdapterSide { kNone, kIn, kOut };
-  /// A tensor's name as the rules have it: without the adapters' prefix and wrappers; of an
-  /// adapter the name of the weight beside it.
+  /// A tensor's name as the rules have it: without wrappers, and the adapters' prefix and wrappers;
+  /// of an adapter the name of the weight beside it.
   struct PlainName {
     std::string_view name;
     AdapterSide side = AdapterSide::kNone;
     size_t prefix_length = 0;
     std::string storage;  // what `name` points to, where it is no part of the tensor's name
+    struct Gap {
+      size_t at, bytes;
+    };
+    std::vector<Gap>
+        gaps;  // how many bytes of the tensor's name are missing before which of `name`
   };
+  static size_t in_tensor_name(size_t at, const PlainName& plain);
+  size_t leading_wrapper(std::string_view name) const;  // its bytes and the dot's; 0: there is none
   void plain_name(std::string_view tensor_name, PlainName& plain) const;
   void derive_adapter_rules();
   std::optional<Match> match_rule(size_t rule, const PlainName& plain) const;
@@ -151,6 +168,8 @@ class RuleSet {
   };
   std::vector<AdapterRules> adapter_rules_;  // by written rule; empty: none
   std::optional<Adapters> adapters_;
+  Wrappers wrappers_;
+  std::vector<NamePattern> known_by_;  // empty: by any
   std::map<std::string, std::vector<std::string>> fact_keys_;
   std::map<std::string, uint64_t, std::less<>> fixed_facts_;
   std::string tied_key_;

@@ -91,12 +91,14 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(object, {},
                      {"format", "family", "extends", "description", "model_types", "prefixes",
-                      "facts", "tied", "scales", "adapters", "rules"}));
+                      "known_by", "wrappers", "facts", "tied", "scales", "adapters", "rules"}));
   PTC_TRY(header(object));
   PTC_TRY(facts(object));
   PTC_TRY(tied(object));
   PTC_TRY(scales(object));
   PTC_TRY(adapters(object));
+  PTC_TRY(wrappers(object));
+  PTC_TRY(known_by(object));
   PTC_TRY(rules(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   if (set_->text_.size() > JsonLimits().max_bytes) {
@@ -224,6 +226,42 @@ Result<> RuleSetParser::adapters(const json::object& object) {
     PTC_TRY(*list, texts(*words, {"adapters", key}));
   }
   set_->adapters_ = std::move(adapters);
+  return ok();
+}
+
+Result<> RuleSetParser::wrappers(const json::object& object) {
+  const json::value* value = object.if_contains("wrappers");
+  if (!value) return ok();
+  if (!value->is_object()) {
+    return error({"wrappers"}, "'wrappers' must be {\"leading\": …, \"anywhere\": …}");
+  }
+  const json::object& members = value->get_object();
+  PTC_TRY(known_keys(members, {"wrappers"}, {"leading", "anywhere"}));
+  Wrappers wrappers;
+  for (auto [key, list] :
+       {std::pair{"leading", &wrappers.leading}, std::pair{"anywhere", &wrappers.anywhere}}) {
+    const json::value* words = members.if_contains(key);
+    if (!words) continue;
+    PTC_TRY(*list, texts(*words, {"wrappers", key}));
+    for (size_t i = 0; i < list->size(); ++i) {
+      if ((*list)[i].empty() || (*list)[i].find('.') != std::string::npos) {
+        return error({"wrappers", key, std::to_string(i)}, "a wrapper is one component of a name");
+      }
+    }
+  }
+  set_->wrappers_ = std::move(wrappers);
+  return ok();
+}
+
+Result<> RuleSetParser::known_by(const json::object& object) {
+  const json::value* value = object.if_contains("known_by");
+  if (!value) return ok();
+  if (!value->is_array()) return error({"known_by"}, "'known_by' must be a list of names");
+  set_->known_by_.clear();
+  for (const json::value& item : value->get_array()) {
+    PTC_TRY(auto name, pattern(item, {"known_by", std::to_string(set_->known_by_.size())}));
+    set_->known_by_.push_back(std::move(name));
+  }
   return ok();
 }
 
@@ -435,7 +473,8 @@ std::string RuleSetParser::merged_text(const json::object& object) const {
   PTC_CHECK(base.has_value());  // it was parsed before
   json::object merged = std::move(base.value().as_object());
   merged["family"] = set_->family_;
-  for (const char* key : {"description", "model_types", "prefixes", "tied", "scales", "adapters"}) {
+  for (const char* key : {"description", "model_types", "prefixes", "known_by", "wrappers", "tied",
+                          "scales", "adapters"}) {
     if (const json::value* value = object.if_contains(key)) merged[key] = *value;
   }
   if (const json::value* facts = object.if_contains("facts")) {

@@ -34,6 +34,8 @@ class RuleSetParser {
   Result<> tied(const boost::json::object& object);
   Result<> scales(const boost::json::object& object);
   Result<> adapters(const boost::json::object& object);
+  Result<> wrappers(const boost::json::object& object);
+  Result<> known_by(const boost::json::object& object);
   Result<> rules(const boost::json::object& object);
   Result<Rule> rule(const boost::json::value& value, const Path& path) const;
   Result<NamePattern> pattern(const boost::json::value& value, const Path& path) const;

@@ -126,6 +126,14 @@ class Meshes(ranks.TestCase):
                 job.wait()
                 self.assertEqual([ptc.load(job.path, rank=rank)["who"] for rank in range(4)], [0, 1, 2, 3])
 
+    def test_every_placement_by_dcp(self):
+        job = ptc.Job.create(f"{self.mount.path}/every_dcp", dp=4, optimizer="fsdp")
+        self.run_ranks(4, CUTS + """
+del dtensors["none.w"]  # DCP itself writes nothing of it
+dcp.save({"model": {**dtensors, "buffer": whole("buffer", 5)}}, storage_writer=ptc.Writer(path, "a"))
+""", job.path)
+        self.check_everywhere(job, "a", expected({**{name: shape for name, shape in WHOLE.items() if name != "none.w"}, "buffer": (5,)}))
+
     def kept(self, job):
         """What SAVE kept beside: the model's, the optimizer's."""
         found = torch.load(job.path.replace(self.mount.path, self.scratch) + ".pt")
@@ -219,6 +227,73 @@ except ValueError as error:
             with self.subTest(name), self.assertRaisesRegex(ptc.CommitError, reason):
                 ptc.commit(job.incoming(name))
         self.assertEqual(job.checkpoints(), [])
+
+
+class Wrapped(ranks.TestCase):
+    """Names of DistributedDataParallel and torch.compile: cut as the model's own, and in hf/ without."""
+    BODY = """
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attn, self.mlp = torch.nn.Module(), torch.nn.Module()
+        for name, size in (("q", 8), ("k", 4), ("v", 4)): setattr(self.self_attn, name + "_proj", torch.nn.Linear(8, size, bias=False))
+        self.self_attn.o_proj, self.mlp.down_proj = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(12, 8, bias=False)
+        for name in ("gate", "up"): setattr(self.mlp, name + "_proj", torch.nn.Linear(8, 12, bias=False))
+        for name in ("input", "post_attention"): setattr(self, name + "_layernorm", torch.nn.RMSNorm(8))
+    def forward(self, x): return x
+torch.manual_seed(2)
+model = torch.nn.Module()
+model.model = torch.nn.Module()
+model.model.layers = torch.nn.ModuleList([torch.compile(Layer()), Layer()])
+bare = {name.replace("_orig_mod.", ""): tensor.clone() for name, tensor in model.state_dict().items()}
+wrapped = torch.nn.parallel.DistributedDataParallel(torch.compile(model))
+adam = torch.optim.AdamW(wrapped.parameters())
+for parameter in wrapped.parameters(): parameter.grad = torch.ones_like(parameter)
+adam.step()
+now = {name.replace("module.", "").replace("_orig_mod.", ""): tensor.detach().clone() for name, tensor in wrapped.state_dict().items()}
+assert "module._orig_mod.model.layers.0._orig_mod.mlp.up_proj.weight" in wrapped.state_dict() and set(now) == set(bare)
+if rank == 0: torch.save(now, KEPT)
+config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""
+
+    def check(self, job, kept, wrapper):
+        """The bare names in hf/; layers and rows by the rules, under the names that were written, which `wrapper` begins."""
+        bare = torch.load(kept)
+        hf = ptc.safetensors.Mapped(job.file("checkpoints/a/hf/model.safetensors"))
+        self.assert_equal({name: hf.tensor(name) for name in hf.entries}, bare)
+        first, last = "model.layers.0._orig_mod.", "model.layers.1."
+        job.set_layout(tp=2, pp=2, dp=1)
+        for rank in range(4):
+            state = ptc.load(job.path, rank=rank)
+            here = wrapper + (first if rank < 2 else last)
+            self.assertEqual({name[:len(here)] for name in state["model"]}, {here})
+            half = slice(rank % 2 * 6, rank % 2 * 6 + 6)
+            layer = f"model.layers.{rank // 2}.mlp."
+            self.assert_equal(state["model"][here + "mlp.up_proj.weight"], bare[layer + "up_proj.weight"][half])
+            self.assert_equal(state["model"][here + "mlp.down_proj.weight"], bare[layer + "down_proj.weight"][:, half])
+            if "optim" in state:
+                moments = state["optim"]["state"]
+                self.assertEqual(set(moments), set(state["model"]))
+                self.assertEqual(moments[here + "mlp.down_proj.weight"]["exp_avg"].shape, (8, 6))
+
+    def test_in_safetensors(self):
+        job, kept = ptc.Job.create(self.mount.path + "/wrapped", dp=2), self.temporary("kept.pt")
+        self.run_ranks(2, self.BODY.replace("KEPT", repr(kept)) + """
+ptc.Job(path).save({"model": wrapped.state_dict(), "optim": ptc.optimizer_state(wrapped, adam)}, "a", files={"config.json": config})
+""", job.path)
+        self.check(job, kept, "module._orig_mod.")
+
+    def test_in_torch_files(self):
+        job, kept = ptc.Job.create(self.mount.path + "/wrapped_torch", dp=2), self.temporary("kept.pt")
+        self.run_ranks(2, self.BODY.replace("KEPT", repr(kept)) + """
+import json
+where = ptc.Job(path).incoming("a") + f"/rank/{rank}/"
+os.makedirs(where)
+torch.save({"model": wrapped.state_dict()}, where + "model.pt")
+with open(where + "config.json", "w") as file: json.dump(config, file)
+ptc.commit(os.path.dirname(os.path.dirname(where[:-1])))
+""", job.path)
+        self.check(job, kept, "module._orig_mod.")
 
 
 if __name__ == "__main__":

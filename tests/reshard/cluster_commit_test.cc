@@ -121,6 +121,66 @@ TEST_F(ClusterTest, TorchFilesMayBeWrittenOnAnyNode) {
   expect_everywhere({0, 1, 2}, spec_of(other));
 }
 
+/// As two replicas of two ranks of FSDP have them: rows by halves, which their files say.
+std::string half_of(const Sample& sample, uint64_t half) {
+  std::vector<TensorEntry> entries;
+  std::vector<std::string> bytes;
+  std::string info;
+  for (size_t i = 0; i < sample.tensors.size(); ++i) {
+    const TensorInfo& tensor = sample.tensors[i];
+    const uint64_t rows = tensor.shape[0], step = (rows + 1) / 2;
+    const uint64_t begin = half * step, end = std::min(begin + step, rows);
+    TensorEntry entry{tensor.name, tensor.dtype, tensor.shape};
+    entry.shape[0] = end - begin;
+    const uint64_t row_bytes = sample.bytes[i].size() / rows;
+    bytes.push_back(sample.bytes[i].substr(begin * row_bytes, (end - begin) * row_bytes));
+    std::string offsets = std::to_string(begin);
+    for (size_t axis = 1; axis < tensor.shape.size(); ++axis) offsets += ", 0";
+    info += fmt::format(R"({}"{}": {{"saved_offsets": [{}], "global_shape": {}}})",
+                        info.empty() ? "" : ", ", tensor.name, offsets, tensor.shape.to_string());
+    entries.push_back(std::move(entry));
+  }
+  return safetensors_file(entries, bytes, {{"DCP_SHARDING_INFO", "{" + info + "}"}});
+}
+
+TEST_F(ClusterTest, PartsThatRanksSayMayBeWrittenOnAnyNode) {
+  sample_ = llama_sample(false, 4);
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const std::string text = R"({"tp": 1, "pp": 1, "dp": 4, "optimizer": "fsdp"})";
+  edit(0, text);
+  cluster_.wait_settled();
+  auto write_all = [&](uint64_t last_half) {
+    for (uint64_t rank = 0; rank < 4; ++rank) {
+      const std::string directory = fmt::format("{}/rank/{}", incoming(rank % 3), rank);
+      write_file(directory + "/model.safetensors",
+                 half_of(sample_, rank == 3 ? last_half : rank % 2));
+      write_file(directory + "/config.json", sample_.config);
+    }
+    std::filesystem::remove(incoming(1) + "/rank/1/model.safetensors");
+  };
+  write_all(0);
+  Result<> refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("rank 1"));
+  write_all(0);
+  write_file(incoming(1) + "/rank/1/model.safetensors", half_of(sample_, 0));
+  refused = cluster_.job(1, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("and all ranks together have"));
+  write_all(1);
+  write_file(incoming(1) + "/rank/1/model.safetensors", half_of(sample_, 1));
+  commit(1);
+  size_t files = 0;
+  for (const WrittenFile& file : cluster_.job(2, "job")->find_checkpoint("base")->manifest().files)
+    files += file.has_tensors;
+  EXPECT_EQ(files, 2u) << "a replica is kept once";
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(text));
+  edit(2, R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 2, "pp": 1, "dp": 1})"));
+}
+
 TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   for (unsigned node = 0; node < 2; ++node) write(node, LayoutSpec());

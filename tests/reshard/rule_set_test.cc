@@ -117,6 +117,60 @@ TEST(RuleSet, ChosenByModelType) {
   EXPECT_EQ(RuleSet::choose("t5", {"model.layers.0.input_layernorm.weight"}), nullptr);
 }
 
+TEST(RuleSet, AnAdapterIsOfAFamilyThatItsNamesTell) {
+  auto chosen = [](const std::vector<std::string>& modules) {
+    std::vector<std::string> names;
+    for (const std::string& module : modules)
+      for (const char* side : {"lora_A", "lora_B"})
+        names.push_back("base_model.model.model.layers.3." + module + "." + side + ".weight");
+    return RuleSet::choose(std::nullopt, names)->family();
+  };
+  for (const std::vector<std::string>& modules : std::vector<std::vector<std::string>>{
+           {"self_attn.q_proj"},
+           {"self_attn.o_proj"},
+           {"self_attn.q_proj", "self_attn.v_proj"},
+           {"self_attn.q_proj", "self_attn.o_proj"},
+           {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"},
+           {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}})
+    EXPECT_EQ(chosen(modules), "llama");
+  EXPECT_EQ(chosen({"self_attn.q_proj", "self_attn.kv_b_proj"}), "deepseek_v3");
+  EXPECT_EQ(chosen({"self_attn.kv_a_proj_with_mqa"}), "deepseek_v3");
+}
+
+TEST(RuleSet, WrappersOfPyTorchAreNoPartOfAName) {
+  const auto rules = RuleSet::builtin("llama").value();
+  for (const std::string before : {"module.", "_orig_mod.", "module._orig_mod.module."})
+    for (const std::string name :
+         {"model.layers.17.self_attn.q_proj.weight", "model._orig_mod.layers.17.mlp.up_proj.weight",
+          "model.layers.17._orig_mod.mlp._orig_mod.down_proj.weight",
+          "base_model.model._orig_mod.model.layers.17.mlp.up_proj.lora_A.weight"}) {
+      const std::string whole = before + name;
+      RuleFinder finder(*rules);
+      for (int again = 0; again < 2; ++again) {
+        const auto match = finder.find(whole);
+        ASSERT_TRUE(match) << whole;
+        EXPECT_EQ(match->name.layer, 17u);
+        EXPECT_EQ(
+            whole.substr(match->name.layer_begin, match->name.layer_end - match->name.layer_begin),
+            "17")
+            << whole;
+      }
+    }
+  EXPECT_FALSE(rules->find("model.layers.17.module.mlp.up_proj.weight"));
+  EXPECT_FALSE(rules->find("modules.model.layers.17.mlp.up_proj.weight"));
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(rules->without_wrappers({"module.a.w", "module._orig_mod.b._orig_mod.w"}),
+            (Names{"a.w", "b.w"}));
+  EXPECT_EQ(rules->without_wrappers({"module.a.w", "b.w"}), (Names{"module.a.w", "b.w"}));
+  const Names same{"a._orig_mod.w", "a.w"};
+  EXPECT_EQ(rules->without_wrappers(same), same);
+  // What was committed before there were wrappers is read as it was.
+  const auto old =
+      RuleSet::parse(R"({"format": "ptc-rules/1", "rules": [{"names": ["layers.{layer}.w"]}]})");
+  ASSERT_TRUE(old);
+  EXPECT_FALSE(old.value()->find("module.layers.1.w"));
+}
+
 TEST(RuleSet, ChosenByNames) {
   auto chosen = [](const std::vector<std::string>& names) {
     const auto rules = RuleSet::choose(std::nullopt, names);

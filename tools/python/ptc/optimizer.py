@@ -17,7 +17,7 @@ def _names(model: Any) -> Dict[int, str]:
 
 def load_model_state(model: Any, state: Mapping[str, Any], *, strict: bool = False) -> None:
     """Copies what `load` gave into a module's parameters and persistent buffers; of DTensors this rank's part, also where
-    the layout gave it another: that is read then (loading.part_for). Values become of the type that the module has, as copy_ does it.
+    the layout gave it another: that is read then. Values become of the type that the module has, as copy_ does it.
 
     What the state has beyond is passed over, unless `strict`. KeyError: the state lacks one, or, with `strict`, the
     module does; ValueError: one has another shape, or is on the meta device: module.to_empty(device=…) comes first.
