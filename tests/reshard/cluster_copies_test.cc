@@ -1,5 +1,7 @@
 // Of each file there are as many copies as are asked for: what is one too many goes, and nothing
 // else does.
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -165,6 +167,41 @@ TEST_F(CopiesTest, NoneGoesForAnotherOnANodeThatIsDrained) {
   expect_everywhere({0, 1, 2, 3}, spec_of(text));
   for (const auto& node : cluster_.store(0).drained())
     EXPECT_EQ(cluster_.store(0).bytes_on(node), 0u) << node;
+}
+
+/// Each that the decision rests on, put once more just before it is made: it is not, and the next
+/// is. The last is put by every node that starts, of which one may have what stays.
+TEST_F(CopiesTest, NoneGoesByWhatHasChangedMeanwhile) {
+  const std::string many = R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 3})",
+                    few = R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w2:0"]})";
+  commit_in(many);
+  for (const std::string& key :
+       {std::string("jobs/job/layout"), std::string("leaders/job"), std::string(kMembership)}) {
+    EXPECT_THAT(copies(0), Each(Pair(::testing::_, 4u)));
+    std::atomic<int> tries = 0;
+    cluster_.refuses = [&](const std::string&,
+                           const MetaTransaction& transaction) -> std::optional<Error> {
+      const auto puts = [&](const char* end) {
+        return std::any_of(transaction.puts.begin(), transaction.puts.end(),
+                           [&](const auto& put) { return put.first.ends_with(end); });
+      };
+      const bool trims = puts("/checkpoints/base") && !puts("/in_force") &&
+                         std::any_of(transaction.compares.begin(), transaction.compares.end(),
+                                     [](const auto& one) { return one.key == "jobs/job/layout"; });
+      if (!trims || tries++ > 0) return std::nullopt;
+      const auto entry = cluster_.meta().get(key).value();
+      EXPECT_TRUE(entry.has_value()) << key;
+      if (entry) EXPECT_TRUE(cluster_.meta().commit({.puts = {{key, entry->value}}}));
+      return std::nullopt;
+    };
+    edit(0, few);
+    cluster_.wait_settled();
+    EXPECT_TRUE(becomes([&] { return copies(0).begin()->second == 1; })) << key;
+    EXPECT_GE(tries, 2) << key;
+    cluster_.refuses = nullptr;
+    edit(0, many);
+    cluster_.wait_settled();
+  }
 }
 
 }  // namespace
