@@ -25,8 +25,9 @@ uint64_t materialised_bytes(const Tree& tree) {
   uint64_t total = 0;
   for (const JobRef& job : tree.store().jobs()) {
     for (const CheckpointRef& checkpoint : job->checkpoints()) {
-      for (const StoredImage& stored : checkpoint->stored()->images) {
-        if (stored.image != nullptr && stored.image->is_here()) total += stored.image->bytes();
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (const StoredImage& image : stored->images) {
+        if (image.image != nullptr && image.image->is_here()) total += image.image->bytes();
       }
     }
   }

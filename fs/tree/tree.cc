@@ -156,11 +156,13 @@ void Tree::recount(Job& job) {
     if (const UniqueFd top(::open(job.files_dir().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
         top.valid())
       count_space(top.get(), job.name(), found.outside);
-    for (const CheckpointRef& checkpoint : job.checkpoints())
-      for (const StoredImage& image : checkpoint->stored()->images)
+    for (const CheckpointRef& checkpoint : job.checkpoints()) {
+      const std::shared_ptr<const StoredState> stored = checkpoint->stored();
+      for (const StoredImage& image : stored->images)
         if (image.image != nullptr && image.image->is_here())
           found.images.push_back({checkpoint->manifest().uid,
                                   static_cast<int64_t>(image.image->bytes()), image.image});
+    }
     return found;
   });
 }

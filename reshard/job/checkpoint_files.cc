@@ -344,7 +344,8 @@ bool CheckpointFiles::has(const std::string& id, const std::string& file) const 
 void CheckpointFiles::confirm(const CheckpointRecord& record) const {
   if (!has(record.id, record.stored)) return;
   unlink(fmt::format("{}/{}", place_.checkpoint_dir(record.id), kDraftMark).c_str());
-  for (const StoredImage& image : record.checkpoint->stored()->images)
+  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  for (const StoredImage& image : stored->images)
     if (Result<> done = place_.services.images->confirm({image.id}); done.has_error())
       spdlog::warn("job {}: {}", place_.name, done.error().message());
 }
@@ -377,7 +378,8 @@ Result<> CheckpointFiles::remove_stale(const std::string& id, const std::string&
 Result<> CheckpointFiles::remove_earlier_states(const CheckpointRecord& record,
                                                 bool drafts_too) const {
   std::set<std::string> used;
-  for (const StoredImage& image : record.checkpoint->stored()->images) used.insert(image.id);
+  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  for (const StoredImage& image : stored->images) used.insert(image.id);
   const bool is_here = has(record.id, record.stored);
   PTC_TRY(auto files, names_in(place_.checkpoint_dir(record.id)));
   for (const std::string& file : files) {
@@ -403,10 +405,10 @@ Result<> CheckpointFiles::remove_earlier_states(const CheckpointRecord& record,
     PTC_TRY(remove_tree(AT_FDCWD, path));
   }
   for (const std::string& file : files) {
-    const std::string stored = "stored" + file.substr(std::min(file.find('-'), file.size()));
+    const std::string of = "stored" + file.substr(std::min(file.find('-'), file.size()));
     std::error_code error;
     if (!file.starts_with("plan-") ||
-        std::filesystem::exists(place_.checkpoint_dir(record.id) + "/" + stored, error))
+        std::filesystem::exists(place_.checkpoint_dir(record.id) + "/" + of, error))
       continue;
     PTC_TRY(remove_tree(AT_FDCWD, place_.checkpoint_dir(record.id) + "/" + file));
   }
@@ -415,7 +417,8 @@ Result<> CheckpointFiles::remove_earlier_states(const CheckpointRecord& record,
 
 void CheckpointFiles::remove(const CheckpointRecord& record) const {
   std::vector<ImageRef> here;
-  for (const StoredImage& image : record.checkpoint->stored()->images) {
+  const std::shared_ptr<const StoredState> stored = record.checkpoint->stored();
+  for (const StoredImage& image : stored->images) {
     (void)place_.services.images->remove({image.id});
     if (image.image != nullptr && image.image->is_here()) here.push_back(image.image);
   }

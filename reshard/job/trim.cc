@@ -31,7 +31,10 @@ namespace ptc {
 Result<> Resharder::trim_all(const Attempt& attempt) {
   if (!shares_bytes_) return ok();
   std::vector<std::string> names;
-  for (const auto& [name, record] : uses_.knowledge.now()->checkpoints) names.push_back(name);
+  {
+    const JobKnowledge::Snapshot known = uses_.knowledge.now();  // which the loop needs to its end
+    for (const auto& [name, record] : known->checkpoints) names.push_back(name);
+  }
   Result<> all = ok();
   for (const std::string& name : names) {
     Result<CheckpointRecord> record = uses_.verifier.find(name);

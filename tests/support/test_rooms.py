@@ -81,5 +81,19 @@ class Rooms(unittest.TestCase):
         self.assertEqual(list(wrong("reshard/node/a.cc", '#include "reshard/job/b.h"\n#include "store/meta/c.h"')), [])
 
 
+class Loops(unittest.TestCase):
+    def test_each_holds_what_it_goes_over(self):
+        """Of `for (x : state()->parts)` nothing holds the state: another thread may replace it before the loop is over."""
+        loop = re.compile(r"for \([^;]* : [^;]*\)->\w+\)")
+        for folder in FOLDERS:
+            for path in glob.glob(f"{ROOT}/{folder}/**/*", recursive=True):
+                if not path.endswith((".cc", ".h")):
+                    continue
+                with open(path, encoding="utf-8") as file:
+                    text = re.sub(r"\s+", " ", file.read())
+                for found in re.findall(r"for \([^;{}]*?->\w+\)", text):
+                    self.assertIsNone(loop.fullmatch(found), f"{os.path.relpath(path, ROOT)}: {found}")
+
+
 if __name__ == "__main__":
     unittest.main()
