@@ -315,7 +315,8 @@ class DamageInShardsTest : public DamageTest {
   std::vector<std::pair<unsigned, std::string>> images_named(std::string_view name) {
     const auto checkpoint = cluster_.job(0, "job")->find_checkpoint("base");
     std::vector<std::pair<unsigned, std::string>> files;
-    for (const StoredImage& image : checkpoint->stored()->images) {
+    for (const auto stored_now = checkpoint->stored();
+         const StoredImage& image : stored_now->images) {
       const std::string& path =
           image.written >= 0 ? checkpoint->manifest().files[image.written].path : image.path;
       if (!path.starts_with(name)) continue;

@@ -59,7 +59,8 @@ class ClusterTest : public ::testing::Test {
     CheckpointRef checkpoint = cluster_.job(asked, "job")->find_checkpoint("base");
     std::vector<std::string> nodes;
     const uint32_t state = state_index(spec, state_of(spec, spec.coords(rank)));
-    for (const StoredImage& image : checkpoint->stored()->images)
+    for (const auto stored_now = checkpoint->stored();
+         const StoredImage& image : stored_now->images)
       if (image.state == state && image.path == "model.safetensors" && image.image != nullptr)
         nodes.push_back(image.node);
     return nodes;

@@ -265,7 +265,8 @@ TEST_F(ClusterTest, AnOpenFileOfAnotherNodeOutlivesTheCheckpoint) {
   cluster_.wait_settled();
   EXPECT_EQ(read(whole), before) << "after the bytes were moved";
   std::vector<ImageId> on_w0;
-  for (const StoredImage& image : cluster_.job(0, "job")->find_checkpoint("base")->stored()->images)
+  for (const auto stored_now = cluster_.job(0, "job")->find_checkpoint("base")->stored();
+       const StoredImage& image : stored_now->images)
     if (image.node == "w0") on_w0.push_back({image.id});
   ASSERT_FALSE(on_w0.empty());
   auto kept = [&] { return cluster_.store(0).images().open(on_w0.front()).has_value(); };
@@ -295,7 +296,8 @@ TEST_F(ClusterTest, WhatWasOpenedElsewhereIsReadHereAfterTheRemoval) {
   FileContentRef opened_before = checkpoint->hf_files().value()->open(0).value();
   edit(0, R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w1:0", "w1:1"]})");
   cluster_.wait_settled();
-  for (const StoredImage& image : checkpoint->stored()->images) {
+  for (const auto stored_now = checkpoint->stored();
+       const StoredImage& image : stored_now->images) {
     if (image.written < 0 && image.image->bytes() > 0) {
       EXPECT_EQ(image.node, "w1") << image.path;
     }
@@ -320,7 +322,7 @@ TEST_F(ClusterTest, AReaderOfItsOwnNodeKeepsNothingOnOthers) {
       checkpoint->rank_files(checkpoint->stored()->spec, 1).value()->open(0).value();
   EXPECT_TRUE(checkpoint->in_use());
   std::optional<ImageId> on_w0;
-  for (const StoredImage& image : checkpoint->stored()->images)
+  for (const auto stored_now = checkpoint->stored(); const StoredImage& image : stored_now->images)
     if (image.node == "w0") on_w0 = ImageId{image.id};
   ASSERT_TRUE(on_w0);
   ASSERT_TRUE(cluster_.job(2, "job")->remove_checkpoint("base").has_value());

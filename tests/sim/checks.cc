@@ -81,7 +81,8 @@ bool World::all_have_copies() {
   cluster_.on(0, [&](JobStore& store) {
     for (const CheckpointRef& checkpoint : store.find("job")->checkpoints()) {
       std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
-      for (const StoredImage& image : checkpoint->stored()->images)
+      for (const auto stored_now = checkpoint->stored();
+           const StoredImage& image : stored_now->images)
         if (!image.missing) ++copies[{image.state, image.path, image.written}];
       for (const auto& [image, count] : copies) all = all && count > 1;
     }

@@ -219,7 +219,8 @@ bool Scale::run() {
                  const JobRef job = store.find("job");
                  std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
                  const std::vector<std::string> there = store.nodes();
-                 for (const StoredImage& image : job->find_checkpoint("base")->stored()->images)
+                 for (const auto stored_now = job->find_checkpoint("base")->stored();
+                      const StoredImage& image : stored_now->images)
                    copies[{image.state, image.path, image.written}] +=
                        std::binary_search(there.begin(), there.end(), image.node);
                  return job->is_settled() &&

@@ -92,7 +92,8 @@ class Loops(unittest.TestCase):
                 with open(path, encoding="utf-8") as file:
                     text = re.sub(r"\s+", " ", file.read())
                 for found in re.findall(r"for \([^;{}]*?->\w+\)", text):
-                    self.assertIsNone(loop.fullmatch(found), f"{os.path.relpath(path, ROOT)}: {found}")
+                    if found.count("(") == found.count(")"):
+                        self.assertIsNone(loop.fullmatch(found), f"{os.path.relpath(path, ROOT)}: {found}")
 
 
 if __name__ == "__main__":
