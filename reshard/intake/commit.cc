@@ -438,6 +438,18 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       wholes.emplace(&tensor, whole.value());
     }
   }
+  // What FSDP left whole, and each rank has of that very shape again, as in files that were
+  // composed of a checkpoint, is no rows.
+  if (spec.optimizer == OptimizerCut::kFsdp && !request.known_whole.empty()) {
+    for (WrittenRank& rank : ranks)
+      for (WrittenTensor& tensor : rank.tensors) {
+        const auto known = request.known_whole.find({tensor.file, tensor.name});
+        if (tensor.said || known == request.known_whole.end() || known->second != tensor.shape)
+          continue;
+        tensor.said = SaidPart{Box::whole(tensor.shape), tensor.shape};
+        tensor.was_whole = true;
+      }
+  }
   PTC_TRY(auto inferred, Model::infer(rules.rules, rules.facts, spec, ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {

@@ -16,6 +16,7 @@
 #include <stop_token>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "reshard/checkpoint/manifest.h"
@@ -88,6 +89,8 @@ struct CommitRequest {
   std::optional<std::string> rules_text;  // the job's rules.json
   std::optional<RuleSet::Facts> known_facts;  // of the job's last checkpoint of the same family
   std::string known_family;
+  /// Tensors of the job's last checkpoint that FSDP leaves whole, by file and name.
+  std::map<std::pair<std::string, std::string>, Shape> known_whole;
 };
 
 /// The files of a checkpoint that another node has taken. `listing` is what its list_files() said;

@@ -301,6 +301,9 @@ Result<> CommitAttempt::draft() {
     if (const CheckpointRecord* newest = known->latest()) {
       request.known_facts = newest->checkpoint->model().facts();
       request.known_family = newest->checkpoint->model().rules().family();
+      for (const TensorInfo& tensor : newest->checkpoint->model().tensors())
+        if (tensor.whole_on_dp)
+          request.known_whole.emplace(std::pair(tensor.file, tensor.name), tensor.shape);
     }
   }
   std::vector<FilesElsewhere> files;

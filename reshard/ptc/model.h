@@ -61,6 +61,7 @@ struct WrittenTensor {
   DType dtype = DType::kF32;
   Shape shape;                        // local
   std::optional<SaidPart> said = {};  // of this shape; nullopt: what the layout says
+  bool was_whole = false;  // TensorInfo::whole_on_dp before, and is `said` to be it again
 };
 struct WrittenRank {
   uint64_t global_rank = 0;

@@ -325,11 +325,12 @@ Result<> Model::Inference::check_said(const WrittenRank& rank, const WrittenTens
 /// FSDP leaves buffers whole, and cuts all else.
 void Model::Inference::find_whole_on_dp() {
   if (spec_.optimizer != OptimizerCut::kFsdp || spec_.sizes.dp == 1) return;
-  std::vector<bool> cut(tensors_.size());
+  std::vector<bool> cut(tensors_.size()), was_whole(tensors_.size());
   std::unordered_set<std::string_view> files;  // of which something is cut
   for (uint32_t rank : order_) {
     for (uint32_t i = 0; i < ranks_[rank].tensors.size(); ++i) {
       const WrittenTensor& tensor = ranks_[rank].tensors[i];
+      if (tensor.was_whole) was_whole[tensor_of_[rank][i]] = true;
       if (!tensor.said || tensor.said->box == Box::whole(tensor.said->whole)) continue;
       cut[tensor_of_[rank][i]] = true;
       files.insert(tensor.file);
@@ -338,7 +339,7 @@ void Model::Inference::find_whole_on_dp() {
   for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     tensors_[tensor].whole_on_dp = said_[tensor] && !cut[tensor] &&
                                    !tensors_[tensor].shape.empty() &&
-                                   files.contains(tensors_[tensor].file);
+                                   (was_whole[tensor] || files.contains(tensors_[tensor].file));
   }
 }
 

@@ -1,5 +1,6 @@
 """tools/python: DTensors of any mesh, as FSDP2, HSDP and tensor parallelism make them, saved by each rank and read by all."""
 import os
+import shutil
 import sys
 
 import mount
@@ -294,6 +295,91 @@ with open(where + "config.json", "w") as file: json.dump(config, file)
 ptc.commit(os.path.dirname(os.path.dirname(where[:-1])))
 """, job.path)
         self.check(job, kept, "module._orig_mod.")
+
+
+class Loaded(ranks.TestCase):
+    """What `load` gave, used otherwise than to be put into the module as it is: right, or refused."""
+
+    def test_saved_again_it_is_the_part_that_it_was(self):
+        """Also by who copies a layout's files into incoming/: a buffer that all have whole is no rows."""
+        job = ptc.Job.create(self.mount.path + "/again", dp=4, optimizer="fsdp")
+        self.run_ranks(4, """
+flat, job = init_device_mesh("cpu", (4,)), ptc.Job(path)
+job.save({"model": {"d.w": distribute_tensor(whole("d", 8, 2), flat, [Shard(0)]), "mask": whole("mask", 8)}}, "a")
+job.wait()
+job.save(ptc.load(path), "b")
+""", job.path)
+        job.wait()
+        for dp in (4, 2):
+            job.set_layout(dp=dp, optimizer="fsdp")
+            job.wait()
+            os.makedirs(job.incoming(f"c{dp}"))
+            shutil.copytree(os.path.realpath(job.file("current")) + "/rank", job.incoming(f"c{dp}") + "/rank")
+            ptc.commit(job.incoming(f"c{dp}"))
+        first = ptc.Checkpoint(job.file("checkpoints/a"))
+        for name in ("b", "c4", "c2"):
+            again = ptc.Checkpoint(job.file("checkpoints", name))
+            for key in ("d.w", "mask"):
+                self.assertEqual(again.info(key).shape, first.info(key).shape, (name, key))
+                self.assert_equal(again.read(key), first.read(key))
+
+    def test_a_copy_is_not_taken_for_another_part(self):
+        """FSDP2 after tensor parallelism on one axis: all ranks' parts have one shape."""
+        job = ptc.Job.create(self.mount.path + "/origin", dp=4, optimizer="fsdp")
+        self.run_ranks(4, """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+m = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False))
+with torch.no_grad(): m[0].weight.copy_(torch.arange(32.).view(8, 4))
+parallelize_module(m, grid["tp"], {"0": ColwiseParallel()}); fully_shard(m, mesh=grid["dp"])
+kept = m[0].weight.full_tensor().clone()
+job = ptc.Job(path)
+job.save({"model": m.state_dict()}, "a"); job.wait()
+loaded = ptc.load(path)["model"]
+ptc.load_model_state(m, loaded)
+assert torch.equal(m[0].weight.full_tensor(), kept)
+try:
+    ptc.load_model_state(m, {name: value.to(torch.float64) for name, value in loaded.items()})
+    raise SystemExit("taken")
+except ValueError as error:
+    assert "0.weight: a tensor of" in str(error), error
+""", job.path)
+
+    def test_what_was_changed_or_replaced_since_is_not_mixed(self):
+        job = ptc.Job.create(self.mount.path + "/since", dp=2, optimizer="fsdp")
+        self.run_ranks(2, """
+flat, job = init_device_mesh("cpu", (2,)), ptc.Job(path)
+def state(value): return {"model": {name: distribute_tensor(torch.full((4, 4), value), flat, [Shard(0)]) for name in "vw"}}
+m = torch.nn.Module()
+m.v, m.w = (torch.nn.Parameter(distribute_tensor(torch.zeros(4, 4), flat, [Shard(axis)])) for axis in (0, 1))
+def refused(loaded, kind, words):
+    try:
+        ptc.load_model_state(m, loaded)
+    except kind as error:
+        assert words in str(error), error
+        return
+    raise SystemExit("taken")
+job.save(state(1.), "latest"); job.wait()
+loaded = ptc.load(path)["model"]
+for value in loaded.values(): value.mul_(3)
+refused(loaded, ValueError, "was changed since it was loaded")
+loaded = ptc.load(path)["model"]
+job.save(state(2.), "latest", overwrite=True); job.wait()
+refused(loaded, FileNotFoundError, "another checkpoint was committed under this name")
+ptc.load_model_state(m, ptc.load(path)["model"])
+assert all((value.full_tensor() == 2).all() for value in (m.v, m.w))
+""", job.path)
+
+    def test_a_mesh_that_a_rank_is_not_on(self):
+        job = ptc.Job.create(self.mount.path + "/foreign", dp=2, optimizer="fsdp")
+        self.run_ranks(2, """
+from torch.distributed.device_mesh import DeviceMesh
+flat, one = init_device_mesh("cpu", (2,)), DeviceMesh("cpu", [1])
+ptc.Job(path).save({"model": {"d.w": distribute_tensor(whole("d", 4, 2), flat, [Shard(0)]),
+                              "e.b": distribute_tensor(whole("e", 4), one, [Shard(0)])}}, "a")
+""", job.path)
+        self.assertEqual(ptc.Checkpoint(job.path).info("e.b").shape, (4,))
 
 
 if __name__ == "__main__":

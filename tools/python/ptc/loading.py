@@ -234,7 +234,31 @@ class Origin:
     def __init__(self, path: str, sizes: Optional[Dict[str, int]], rank: int) -> None:
         self.path = path
         self._sizes, self._rank = sizes, rank
+        self._committed = self._time()
         self._checkpoint: Optional[Checkpoint] = None
+
+    def _time(self) -> int:
+        """Of the commit: another of the name has another."""
+        return os.stat(os.path.join(self.path, "meta.json")).st_mtime_ns
+
+    def checkpoint(self) -> "Checkpoint":
+        """That of which the tensors are. FileNotFoundError: it is gone, or another has its name."""
+        if self._checkpoint is None:
+            checkpoint = Checkpoint(self.path)
+            if self._time() != self._committed:
+                raise FileNotFoundError(errno.ENOENT, "another checkpoint was committed under this name since it was loaded; "
+                                        "load that", self.path)
+            self._checkpoint = checkpoint
+        return self._checkpoint
+
+    def part_of(self, value: Any, file: str, name: str) -> "Optional[Tuple[Box, Tuple[int, ...]]]":
+        """Which part of which whole the layout gave; None: it is cut by rules, or the checkpoint is gone."""
+        try:
+            info = self.checkpoint().tensors.get((file, name))
+        except FileNotFoundError:
+            return None
+        held = None if info is None else self._held(info, value)
+        return None if info is None or held is None else (held, info.shape)
 
     @classmethod
     def of(cls, where: str) -> "Optional[Origin]":
@@ -247,17 +271,22 @@ class Origin:
             return None
         return cls(found[1], sizes if found[3] else None, int(found[4]))
 
-    def part_for(self, target: Any, value: Any, file: str, name: str) -> Any:
-        """What `target` holds of the tensor of which the layout gave `value`, where that is a tensor of its shape."""
-        if self._checkpoint is None:
-            self._checkpoint = Checkpoint(self.path)
-        info = self._checkpoint.tensors.get((file, name))
+    def part_for(self, target: Any, value: Any, file: str, name: str, version: Optional[int]) -> Any:
+        """What `target` holds of the tensor of which the layout gave `value`, where that is a tensor of its shape.
+        ValueError: it has been changed since, and another part of it is wanted.
+        """
+        info = self.checkpoint().tensors.get((file, name))
         if info is None or tuple(target.shape) != info.shape:
             return value
         wanted, held = box_of(target), self._held(info, value)
         if held == wanted:
             return value
-        return value[wanted.slices] if held == whole(info.shape) else self._checkpoint.read(info, wanted)
+        if held == whole(info.shape):
+            return value[wanted.slices]
+        if _version(value) != version:
+            raise ValueError(f"{name} in {file} was changed since it was loaded, and of its whole this module holds another "
+                             "part, which would be read as it was saved: change it in the module, after loading")
+        return self.checkpoint().read(info, wanted)
 
     def _held(self, info: "TensorInfo", value: Any) -> Optional[Box]:
         """Which part that is; None: it is cut by rules, or as ZeRO-1 does."""
@@ -281,20 +310,41 @@ def _remember(tensor: Any, *origin: Any) -> None:
     if _origins is None:
         from torch.utils.weak import WeakTensorKeyDictionary
         _origins = WeakTensorKeyDictionary()
-    _origins[tensor] = origin
+    _origins[tensor] = (*origin, _version(tensor))
+
+
+def _version(tensor: Any) -> Optional[int]:
+    """How often it was written to. None: nobody counts."""
+    try:
+        return int(tensor._version)  # pylint: disable=protected-access
+    except (AttributeError, RuntimeError):  # an inference tensor
+        return None
+
+
+def part_of(tensor: Any) -> "Optional[Tuple[Box, Tuple[int, ...]]]":
+    """Of a tensor that `load` gave: which part of which whole it is. None: it did not, or cut it by rules."""
+    origin = None if _origins is None or not hasattr(tensor, "dim") else _origins.get(tensor)
+    return None if origin is None else origin[0].part_of(tensor, *origin[1:3])
 
 
 def part_for(target: Any, value: Any) -> Any:
-    """What a tensor of a module, or a DTensor of which it holds a part, takes of what `load` gave; as it is, where that
-    is not known. FileNotFoundError: the checkpoint was removed meanwhile.
+    """What a tensor of a module, or a DTensor of which it holds a part, takes of what `load` gave; a whole is cut, and what
+    the module has whole is taken as it is. FileNotFoundError: the checkpoint was removed meanwhile, or replaced.
+    ValueError: `load` did not give it, and which part it is cannot be told.
     """
     if not is_distributed(target) and tuple(value.shape) == tuple(target.shape):
         return value
     origin = None if _origins is None else _origins.get(value)
     if origin is not None:
         return origin[0].part_for(target, value, *origin[1:])
-    if is_distributed(target) and value.dim() > 0 and tuple(value.shape) == tuple(target.shape):
-        return value[box_of(target).slices]
+    if not is_distributed(target) or value.dim() == 0:
+        return value
+    wanted = box_of(target)
+    if tuple(value.shape) == tuple(target.shape):
+        return value[wanted.slices]
+    if tuple(value.shape) == wanted.shape and value.numel() > 1:
+        raise ValueError(f"a tensor of {tuple(value.shape)} may be any part of {tuple(target.shape)}: give the very tensors "
+                         "that ptc.load gave (values become of the module's type and device by themselves), or wholes")
     return value
 
 

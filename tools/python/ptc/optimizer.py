@@ -32,7 +32,11 @@ def load_model_state(model: Any, state: Mapping[str, Any], *, strict: bool = Fal
         for name, target in own.items():
             if name not in state:
                 raise KeyError(f"the state has no {name}")
-            copy_into(name, local(target), part_for(target, state[name]))
+            try:
+                value = part_for(target, state[name])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+            copy_into(name, local(target), value)
 
 
 def copy_into(name: str, target: Any, value: Any) -> None:
@@ -109,7 +113,10 @@ def _placed(what: str, key: str, value: Any, parameter: Any, on_device: bool) ->
     from .loading import part_for
     if not isinstance(value, torch.Tensor):
         return value
-    value = part_for(parameter, value)
+    try:
+        value = part_for(parameter, value)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
     here = parameter.to_local() if is_distributed(parameter) else parameter
     if value.dim() == 0 or (value.numel() == 1 and here.numel() != 1):
         return value.to(here.device, copy=True) if here.dim() == 0 or on_device else value.clone()

@@ -11,6 +11,7 @@ from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optio
 from . import arrays, group, owner, safetensors, state as states
 from .errors import PtcError
 from .job import Job, find, remove
+from .loading import part_of
 from .slices import box_of
 
 
@@ -134,23 +135,26 @@ def described(sections: Mapping[str, Dict[str, Any]], layout: Callable[[], Mappi
     tensors are wholes then, which all ranks have. The commit puts them together by that, whatever the layout is.
 
     A section without DTensors says nothing, and is cut as the layout says; but under fsdp, where it would be taken for
-    rows, it says so, too, if another has any. ValueError: what a rank holds of a tensor cannot be told, by name.
+    rows, it says so, too, if another has any, or if `load` gave some of it: these are the parts that they were.
+    ValueError: what a rank holds of a tensor cannot be told, by name.
     """
     distributed = [key for key, tensors in sections.items() if any(map(arrays.is_distributed, tensors.values()))]
-    if distributed and len(distributed) < len(sections) and layout().get("optimizer") == "fsdp":
-        distributed = list(sections)
+    if len(distributed) < len(sections) and layout().get("optimizer") == "fsdp":
+        # What was loaded and is saved again is the part that it was.
+        distributed = [key for key, tensors in sections.items() if distributed or any(map(part_of, tensors.values()))]
     found: Dict[str, Dict[str, str]] = {}
     for key in distributed:
         tensors = sections[key]
         offsets, wholes = {}, {}
         for name, tensor in tensors.items():
             try:
-                part = box_of(tensor)
+                loaded = None if arrays.is_distributed(tensor) else part_of(tensor)
+                part, shape = loaded or (box_of(tensor), tuple(tensor.shape))
                 if arrays.is_distributed(tensor) and 0 in part.shape:
                     tensors[name] = arrays.local(tensor).new_empty(part.shape)
             except ValueError as error:
                 raise ValueError(f"{key}.{name}: {error}") from None
-            offsets[name], wholes[name] = part.offset, tuple(tensor.shape)
+            offsets[name], wholes[name] = part.offset, shape
         found[key] = safetensors.boxes_metadata(offsets, wholes)
     return found
 

@@ -29,7 +29,7 @@ def box(shape: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
     require_torch("distributed tensors")
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     extent, offset = compute_local_shape_and_global_offset(tuple(shape), mesh, tuple(placements))
-    if len(extent) != len(shape):
+    if mesh.get_coordinate() is None or len(extent) != len(shape):
         return Box((0,) * len(shape), (0,) * len(shape))
     return Box(tuple(offset), tuple(extent))
 
