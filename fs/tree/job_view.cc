@@ -30,6 +30,7 @@ void CommitGate::unseal(const std::vector<std::string>& keys, const Owner& owner
   for (const std::string& key : keys)
     if (const auto sealed = sealed_.find(key); sealed != sealed_.end() && sealed->second == owner)
       sealed_.erase(sealed);
+  unsealed_.notify_all();
 }
 
 CommitGate::Owner CommitGate::owner_of(std::initializer_list<std::string> keys) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
@@ -33,10 +34,12 @@ class CommitGate {
   /// Of one commit: whom to ask.
   using Owner = std::shared_ptr<const GivesWay>;
   /// Runs `change`, which opens the file with this node key for writing, or changes the directories
-  /// with these; EBUSY while one of them is sealed.
+  /// with these; EBUSY while one of them is sealed, and stays so for a moment: of a commit that was
+  /// refused other nodes hear after the answer, which may have reached this caller before them.
   template <class Change>
   auto unless_sealed(std::initializer_list<std::string> keys, Change change) -> decltype(change()) {
     constexpr int kOwners = 4;  // one after another may have sealed it
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
     for (int asked = 0; asked < kOwners; ++asked) {
       Owner owner;
       {
@@ -44,7 +47,11 @@ class CommitGate {
         owner = owner_of(keys);
         if (owner == nullptr) return change();
       }
-      if (!*owner || !(*owner)()) break;
+      if (*owner && (*owner)()) continue;
+      MutexLock lock(mutex_);
+      if (!unsealed_.wait_until(mutex_, until,
+                                [&]() PTC_REQUIRES(mutex_) { return owner_of(keys) != owner; }))
+        break;
     }
     return Errno{EBUSY};
   }
@@ -56,6 +63,7 @@ class CommitGate {
   Owner owner_of(std::initializer_list<std::string> keys) const PTC_REQUIRES(mutex_);
 
   Mutex mutex_;
+  ConditionVariable unsealed_;
   std::unordered_map<std::string, Owner> sealed_ PTC_GUARDED_BY(mutex_);
 };
 
