@@ -2,6 +2,7 @@
 import os
 import shutil
 import sys
+import tempfile
 
 import mount
 import ranks
@@ -370,6 +371,16 @@ refused(loaded, FileNotFoundError, "another checkpoint was committed under this 
 ptc.load_model_state(m, ptc.load(path)["model"])
 assert all((value.full_tensor() == 2).all() for value in (m.v, m.w))
 """, job.path)
+
+    def test_a_copy_of_a_layout_elsewhere(self):
+        """With no checkpoint around it: loaded as it lies there."""
+        job = ptc.Job.create(self.mount.path + "/elsewhere")
+        job.save({"model": {"w": torch.ones(2)}}, "a")
+        job.wait()
+        with tempfile.TemporaryDirectory() as top:
+            there = top + "/checkpoints/a/layouts/tp1-pp1-dp1/rank/0"
+            shutil.copytree(os.path.realpath(job.file("current")) + "/rank/0", there)
+            self.assert_equal(ptc.load(there)["model"]["w"], torch.ones(2))
 
     def test_a_mesh_that_a_rank_is_not_on(self):
         job = ptc.Job.create(self.mount.path + "/foreign", dp=2, optimizer="fsdp")

@@ -262,9 +262,9 @@ class Origin:
 
     @classmethod
     def of(cls, where: str) -> "Optional[Origin]":
-        """None: it is no rank's directory of a layout, or names in it are those of a stage."""
+        """None: it is no rank's directory of a layout, or a copy of one elsewhere, or names in it are those of a stage."""
         found = re.fullmatch(r"(.+/checkpoints/[^/]+)/layouts/([^/+]+)(\+[^/]+)?/rank/(\d+)", where)
-        if found is None:
+        if found is None or not os.path.isfile(os.path.join(found[1], "meta.json")):
             return None
         sizes = {key: int(size) for key, size in re.findall(r"([a-z]+)(\d+)", found[2])}
         if found[3] and sizes.get("pp") != 1:
