@@ -5,112 +5,75 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/plan/source_loads.h"
+
 namespace ptc {
 
-/// How much was asked of each source, and who of a set was asked for the least.
-class Choices::Loads {
+namespace {
+
+/// visit(Box: what the source has of a box that is wanted) → Result<>, for each; what it has not is
+/// what is wanted then.
+template <class Visit>
+Result<> take_common(std::vector<Box>& wanted, std::vector<Box>& left, const Box& source,
+                     Visit&& visit) {
+  left.clear();
+  for (const Box& box : wanted) {
+    const std::optional<Box> common = intersect(box, source);
+    if (!common) {
+      left.push_back(box);
+      continue;
+    }
+    PTC_TRY(visit(*common));
+    if (*common == box) continue;
+    for (Box& rest : subtract(box, *common)) left.push_back(std::move(rest));
+  }
+  wanted.swap(left);
+  return ok();
+}
+
+}  // namespace
+
+/// Whether boxes have nothing in common and are all of `whole`: where they lie side by side along
+/// one axis, in their order, or behind each other in C order, as what flat cuts left of it.
+class Choices::Disjoint {
  public:
-  using Member = SourceIndex::Member;
-  explicit Loads(const SourceIndex& source)
-      : source_(source), of_image_(source.images().size()), heaps_(source.sets()) {
-    uint32_t nodes = 1;
-    for (const ImageLayout& image : source.images()) {
-      node_of_.push_back(image.node);
-      nodes = std::max(nodes, image.node + 1);
-    }
-    of_node_.resize(nodes);
+  explicit Disjoint(const Box& whole) : whole_(whole) {}
+  void add(const Held& held, const Box& common) {
+    behind_ = behind_ && held.begin >= end_;
+    end_ = held.end;
+    elements_ += common.volume();
+    add_beside(common);
   }
-
-  uint32_t node_of(uint32_t image) const { return node_of_[image]; }
-  void take_here(uint32_t image, uint64_t bytes) { of_image_[image] += bytes; }
-  void take_elsewhere(uint32_t image, uint64_t bytes) {
-    of_image_[image] += bytes;
-    of_node_[node_of_[image]] += bytes;
-  }
-
-  /// Of members that are all on the node that asks.
-  const Member& least_here(std::span<const Member> members) const {
-    return *std::min_element(members.begin(), members.end(), [&](const Member& a, const Member& b) {
-      return of_image_[a.image] < of_image_[b.image];
-    });
-  }
-  /// Of a set of which none is on the node that asks.
-  const Member& least_elsewhere(uint32_t set) {
-    const std::span<const Member> members = source_.members(set);
-    if (members.size() == 1) return members.front();
-    std::vector<Entry>& heap = heaps_[set];
-    if (heap.empty()) {
-      for (uint32_t i = 0; i < members.size(); ++i) heap.push_back(entry(members, i));
-      std::make_heap(heap.begin(), heap.end(), std::greater<>());
-    }
-    // Loads only grow: what is on top as it is now is the least.
-    for (;;) {
-      const Entry now = entry(members, heap.front().member);
-      if (now == heap.front()) return members[now.member];
-      sink(heap, now);
-    }
+  bool fill() const {
+    if (count_ == 0) return false;
+    if (behind_ && elements_ == whole_.volume()) return true;
+    return beside_ && (axis_ == kNone || filled_ == whole_.extent[axis_]);
   }
 
  private:
-  struct Entry {
-    uint64_t of_node, of_image;
-    uint32_t member;
-    friend auto operator<=>(const Entry&, const Entry&) = default;
-  };
-  Entry entry(std::span<const Member> members, uint32_t i) const {
-    const uint32_t image = members[i].image;
-    return {of_node_[node_of_[image]], of_image_[image], i};
-  }
-  /// Puts `entry` where the first one was, and down to its place.
-  static void sink(std::vector<Entry>& heap, const Entry& entry) {
-    size_t at = 0;
-    for (size_t child = 1; child < heap.size(); child = 2 * at + 1) {
-      if (child + 1 < heap.size() && heap[child + 1] < heap[child]) ++child;
-      if (entry < heap[child]) break;
-      heap[at] = heap[child];
-      at = child;
-    }
-    heap[at] = entry;
-  }
-
-  const SourceIndex& source_;
-  std::vector<uint32_t> node_of_;          // by image
-  std::vector<uint64_t> of_image_;         // bytes asked of each image
-  std::vector<uint64_t> of_node_;          // bytes asked of each node by others
-  std::vector<std::vector<Entry>> heaps_;  // by set
-};
-
-/// Whether the boxes lie side by side along one axis, in their order, and are all of `whole`.
-class Choices::SideBySide {
- public:
-  explicit SideBySide(const Box& whole) : whole_(whole) {}
-  void add(const Box& box) {
+  void add_beside(const Box& box) {
     size_t differs = kNone;  // the axis of which the box is not all
     for (size_t axis = 0; axis < box.axes(); ++axis) {
       const bool all =
           box.offset[axis] == whole_.offset[axis] && box.extent[axis] == whole_.extent[axis];
       if (all) continue;
-      if (differs != kNone) good_ = false;
+      if (differs != kNone) beside_ = false;
       differs = axis;
     }
     // A box that is all of `whole` is the only one.
     if (count_++ == 0) axis_ = differs;
-    else if (differs == kNone || differs != axis_) good_ = false;
-    if (!good_ || differs == kNone) return;
-    good_ = box.offset[differs] == whole_.offset[differs] + filled_;
+    else if (differs == kNone || differs != axis_) beside_ = false;
+    if (!beside_ || differs == kNone) return;
+    beside_ = box.offset[differs] == whole_.offset[differs] + filled_;
     filled_ += box.extent[differs];
   }
-  bool fill() const {
-    if (!good_ || count_ == 0) return false;
-    return axis_ == kNone || filled_ == whole_.extent[axis_];
-  }
 
- private:
   static constexpr size_t kNone = SIZE_MAX;
   const Box& whole_;
   size_t axis_ = kNone, count_ = 0;
-  uint64_t filled_ = 0;
-  bool good_ = true;
+  uint64_t filled_ = 0;  // along that axis
+  uint64_t end_ = 0, elements_ = 0;
+  bool beside_ = true, behind_ = true;
 };
 
 class Choices::Maker {
@@ -163,18 +126,18 @@ class Choices::Maker {
         const Box& whole = pieces[piece].global;
         if (whole.empty()) continue;
         Want want{slot, piece, static_cast<uint32_t>(kind.candidates.size()), 0, tensor, false};
-        SideBySide side_by_side(whole);
+        Disjoint disjoint(whole);
         source_.for_each_overlapping(tensor, whole, [&](const Held& held, const Box& common) {
           uint32_t& number = set_numbers_[held.set];
           if (number == kNone) {
             number = static_cast<uint32_t>(kind.sets.size());
             kind.sets.push_back(held.set);
           }
-          side_by_side.add(common);
+          disjoint.add(held, common);
           kind.candidates.push_back({&held, source_.bytes_of(tensor, common), number});
           ++want.count;
         });
-        want.simple = side_by_side.fill() && source_.element_bits(tensor) % 8 == 0;
+        want.simple = disjoint.fill() && source_.element_bits(tensor) % 8 == 0;
         kind.wants.push_back(want);
       }
     }
@@ -259,7 +222,7 @@ class Choices::Maker {
   }
 
   Result<> choose_for(uint32_t number) {
-    const Kind& kind = all_.kinds_[all_.kind_of_[number]];
+    Kind& kind = all_.kinds_[all_.kind_of_[number]];
     const ImageLayout& target = all_.targets_[number];
     look_here(kind, target.node);
     size_t want_number = first_want_[number];
@@ -270,7 +233,7 @@ class Choices::Maker {
         continue;
       }
       for (uint32_t i = 0; i < want.count; ++i) {
-        const Candidate& candidate = kind.candidates[want.first + i];
+        Candidate& candidate = kind.candidates[want.first + i];
         const std::span<const Member> here = here_[candidate.set];
         if (!here.empty()) {
           const uint32_t image = (here.size() == 1 ? here.front() : loads_.least_here(here)).image;
@@ -286,9 +249,7 @@ class Choices::Maker {
         loads_.take_elsewhere(image, candidate.bytes);
         all_.choices_.push_back(image);
         if (list == kNone) continue;
-        const Box& box = all_.box_of(target, want);
-        add_arrival(list, number, want, *candidate.held,
-                    want.count == 1 ? &box : keep(*intersect(source_.box(*candidate.held), box)));
+        add_arrival(list, number, want, *candidate.held, common_of(target, want, candidate));
       }
     }
     return ok();
@@ -297,19 +258,19 @@ class Choices::Maker {
   /// By candidate of a simple want that is not here: an arrival that is just what it has of it;
   /// false: some arrival is another part of it. An arrival lies in the box that it was taken of,
   /// and these have nothing of the want in common.
-  bool find_arrivals(const ImageLayout& target, const Kind& kind, const Want& want, uint32_t list) {
+  bool find_arrivals(const ImageLayout& target, Kind& kind, const Want& want, uint32_t list) {
     arrived_.assign(want.count, kNone);
     if (!has_arrivals_[list]) return true;
     const Box& box = all_.box_of(target, want);
     for (uint32_t i = 0; i < want.count; ++i) {
-      const Candidate& candidate = kind.candidates[want.first + i];
+      Candidate& candidate = kind.candidates[want.first + i];
       if (!here_[candidate.set].empty()) continue;
       const auto of_held = arrivals_of_.find(key_of(list, *candidate.held));
       if (of_held == arrivals_of_.end()) continue;
-      const Box part = want.count == 1 ? box : *intersect(source_.box(*candidate.held), box);
+      const Box& part = *common_of(target, want, candidate);
       for (uint32_t a = of_held->second.first; a != kNone; a = all_.arrivals_[a].next) {
         const Box& arrival = *all_.arrivals_[a].box;
-        if (!(arrival == part)) {
+        if (&arrival != &part && !(arrival == part)) {
           if (!intersect(arrival, part)) continue;
           if (!(intersect(arrival, box) == part)) return false;
         }
@@ -335,6 +296,16 @@ class Choices::Maker {
   }
 
   const Box* keep(Box box) { return &all_.boxes_.emplace_back(std::move(box)); }
+  /// What a candidate has of a want, once for all targets of the kind.
+  const Box* common_of(const ImageLayout& target, const Want& want, Candidate& candidate) {
+    const Box& box = all_.box_of(target, want);
+    if (want.count == 1 && want.simple) return &box;
+    if (candidate.common == kNone) {
+      candidate.common = static_cast<uint32_t>(all_.boxes_.size());
+      all_.boxes_.push_back(*intersect(source_.box(*candidate.held), box));
+    }
+    return &all_.boxes_[candidate.common];
+  }
 
   static uint64_t key_of(uint32_t list, const Held& held) {
     return uint64_t{list} << 32 | held.first_holder;
@@ -350,77 +321,78 @@ class Choices::Maker {
   }
 
   /// Of a want that is not simple: box by box, as they overlap.
-  Result<> cover(uint32_t number, const Kind& kind, const Want& want, uint32_t list) {
+  Result<> cover(uint32_t number, Kind& kind, const Want& want, uint32_t list) {
     const ImageLayout& target = all_.targets_[number];
     const ArraySlot& slot = target.arrays[want.slot];
-    const Piece& target_piece = slot.part.pieces[want.piece];
+    const Piece& piece = slot.part.pieces[want.piece];
     const uint32_t bits = source_.element_bits(want.tensor);
-    const size_t first_transfer = all_.transfers_.size();
-    wanted_.assign(1, target_piece.global);
-    // Takes from one source piece what it has of what is wanted, and says how much that is.
-    auto take = [&](uint32_t source_image, const ArraySlot& source, const Piece& source_piece,
-                    auto&& taken) -> Result<> {
-      left_.clear();
-      for (const Box& box : wanted_) {
-        const std::optional<Box> common = intersect(box, source_piece.global);
-        if (!common) {
-          left_.push_back(box);
-          continue;
-        }
-        PTC_TRY(auto copy, copy_between(source, source_piece, slot, target_piece, *common, bits));
-        all_.transfers_.push_back({source_image, copy});
-        taken(*common);
-        if (*common == box) continue;
-        for (Box& rest : subtract(box, *common)) left_.push_back(std::move(rest));
-      }
-      wanted_.swap(left_);
-      return ok();
-    };
-    auto take_held = [&](const Candidate& candidate) -> Result<> {
+    const size_t first_taken = all_.taken_.size();
+    wanted_.assign(1, piece.global);
+    auto take_held = [&](uint32_t i) -> Result<> {
+      Candidate& candidate = kind.candidates[want.first + i];
       const std::span<const Member> here = here_[candidate.set];
       const Member member =
           here.empty() ? loads_.least_elsewhere(kind.sets[candidate.set]) : loads_.least_here(here);
       const SourceIndex::Holder& holder = source_.holder(*candidate.held, member.holder);
-      return take(member.image, source_.slot(holder), source_.piece(holder),
-                  [&](const Box& common) {
-                    const uint64_t bytes = source_.bytes_of(want.tensor, common);
-                    if (!here.empty()) return loads_.take_here(member.image, bytes);
-                    loads_.take_elsewhere(member.image, bytes);
-                    if (list != kNone)
-                      add_arrival(list, number, want, *candidate.held, keep(common));
-                  });
+      return take_common(
+          wanted_, left_, source_.box(*candidate.held), [&](const Box& common) -> Result<> {
+            PTC_TRY(check_bytes(source_.slot(holder), source_.piece(holder), slot, piece, common));
+            const uint64_t bytes = source_.bytes_of(want.tensor, common);
+            all_.taken_.push_back({i, member.image, bytes});
+            if (!here.empty()) {
+              loads_.take_here(member.image, bytes);
+              return ok();
+            }
+            loads_.take_elsewhere(member.image, bytes);
+            if (list == kNone) return ok();
+            const Box* whole = common_of(target, want, candidate);
+            add_arrival(list, number, want, *candidate.held,
+                        common == *whole ? whole : keep(common));
+            return ok();
+          });
     };
-    const std::span candidates = std::span(kind.candidates).subspan(want.first, want.count);
-    for (const Candidate& candidate : candidates) {
-      if (wanted_.empty()) break;
-      if (here_[candidate.set].empty()) continue;
-      PTC_TRY(take_held(candidate));
+    for (uint32_t i = 0; i < want.count && !wanted_.empty(); ++i) {
+      if (here_[kind.candidates[want.first + i].set].empty()) continue;
+      PTC_TRY(take_held(i));
     }
     find_all_arrivals(kind, want, list);
-    for (const uint32_t number_of_arrival : arrived_) {
+    for (const uint32_t arrived : arrived_) {
       if (wanted_.empty()) break;
-      const Arrival arrival = all_.arrivals_[number_of_arrival];
-      const ArraySlot& source = all_.targets_[arrival.target].arrays[arrival.slot];
-      PTC_TRY(take(static_cast<uint32_t>(source_.images().size()) + arrival.target, source,
-                   part_of(source.part.pieces[arrival.piece], *arrival.box), [](const Box&) {}));
+      const Arrival& arrival = all_.arrivals_[arrived];
+      PTC_TRY(take_common(wanted_, left_, *arrival.box, [&](const Box& common) -> Result<> {
+        if (bits % 8 != 0) {
+          const From from = all_.from_arrival(arrival);
+          PTC_TRY(check_bytes(from.slot, from.piece, slot, piece, common));
+        }
+        all_.taken_.push_back({0, kArrival | arrived, source_.bytes_of(want.tensor, common)});
+        return ok();
+      }));
     }
-    for (const Candidate& candidate : candidates) {
-      if (wanted_.empty()) break;
-      if (!here_[candidate.set].empty()) continue;
-      PTC_TRY(take_held(candidate));
+    for (uint32_t i = 0; i < want.count && !wanted_.empty(); ++i) {
+      if (!here_[kind.candidates[want.first + i].set].empty()) continue;
+      PTC_TRY(take_held(i));
     }
     if (!wanted_.empty())
       return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", want.tensor,
                         wanted_.front().to_string());
-    all_.choices_.push_back(kTransfers);
-    all_.choices_.push_back(static_cast<uint32_t>(first_transfer));
-    all_.choices_.push_back(static_cast<uint32_t>(all_.transfers_.size() - first_transfer));
+    for (const uint64_t part : {uint64_t{kInOrder}, uint64_t{first_taken} >> 32,
+                                uint64_t{first_taken}, all_.taken_.size() - first_taken})
+      all_.choices_.push_back(static_cast<uint32_t>(part));
+    return ok();
+  }
+
+  /// That a copy can be made of it later on: of elements of whole bytes each can.
+  Result<> check_bytes(const ArraySlot& source, const Piece& source_piece, const ArraySlot& slot,
+                       const Piece& piece, const Box& common) const {
+    const uint32_t bits = source_.element_bits(slot.tensor);
+    if (bits % 8 == 0) return ok();
+    PTC_TRY(copy_between(source, source_piece, slot, piece, common, bits));
     return ok();
   }
 
   const SourceIndex& source_;
   Choices& all_;
-  Loads loads_;
+  SourceLoads loads_;
   std::vector<uint32_t> set_numbers_;  // in the kind that is made
   std::vector<size_t> first_want_;     // by target, over all of them
   std::vector<uint32_t> list_of_;      // by want, over all targets: of arrivals, or kNone
@@ -441,32 +413,56 @@ Result<std::shared_ptr<const Choices>> Choices::make(const SourceIndex& source,
   return std::shared_ptr<const Choices>(std::move(choices));
 }
 
-Result<Transfer> Choices::transfer(const ImageLayout& target, const Want& want,
-                                   const Candidate& candidate, uint32_t choice) const {
-  const ArraySlot& slot = target.arrays[want.slot];
-  const Piece& piece = slot.part.pieces[want.piece];
-  const uint32_t bits = source_.element_bits(want.tensor);
-  const Held& held = *candidate.held;
-  const Box common = want.count == 1 ? piece.global : *intersect(source_.box(held), piece.global);
-  Transfer transfer;
-  if ((choice & kArrival) != 0) {
-    const Arrival& arrival = arrivals_[choice & ~kArrival];
-    const ArraySlot& source = targets_[arrival.target].arrays[arrival.slot];
-    transfer.source_image = static_cast<uint32_t>(source_.images().size()) + arrival.target;
-    PTC_TRY(transfer.copy,
-            copy_between(source, part_of(source.part.pieces[arrival.piece], *arrival.box), slot,
-                         piece, common, bits));
-    return transfer;
-  }
+Choices::From Choices::from_arrival(const Arrival& arrival) const {
+  const ArraySlot& slot = targets_[arrival.target].arrays[arrival.slot];
+  return {slot, part_of(slot.part.pieces[arrival.piece], *arrival.box)};
+}
+
+Choices::From Choices::from(const Held& held, uint32_t choice) const {
+  if ((choice & kArrival) != 0) return from_arrival(arrivals_[choice & ~kArrival]);
   const std::span<const SourceIndex::Member> members = source_.members(held.set);
   const auto member =
       std::partition_point(members.begin(), members.end(),
                            [&](const SourceIndex::Member& one) { return one.image < choice; });
   const SourceIndex::Holder& holder = source_.holder(held, member->holder);
-  transfer.source_image = choice;
-  PTC_TRY(transfer.copy,
-          copy_between(source_.slot(holder), source_.piece(holder), slot, piece, common, bits));
+  return {source_.slot(holder), source_.piece(holder)};
+}
+
+Result<Transfer> Choices::transfer(const ImageLayout& target, const Want& want,
+                                   const Candidate& candidate, uint32_t choice) const {
+  const ArraySlot& slot = target.arrays[want.slot];
+  const Piece& piece = slot.part.pieces[want.piece];
+  const Held& held = *candidate.held;
+  const Box common = want.count == 1 ? piece.global : *intersect(source_.box(held), piece.global);
+  const From source = from(held, choice);
+  Transfer transfer;
+  transfer.source_image = source_image(choice);
+  PTC_TRY(transfer.copy, copy_between(source.slot, source.piece, slot, piece, common,
+                                      source_.element_bits(want.tensor)));
   return transfer;
+}
+
+Result<> Choices::make_taken(const ImageLayout& target, const Kind& kind, const Want& want,
+                             std::span<const Taken> taken, std::vector<Transfer>& transfers) const {
+  const ArraySlot& slot = target.arrays[want.slot];
+  const Piece& piece = slot.part.pieces[want.piece];
+  std::vector<Box> wanted{piece.global}, left;
+  while (!taken.empty()) {
+    const Taken& one = taken.front();
+    const From source = from(*kind.candidates[want.first + one.candidate].held, one.choice);
+    size_t count = 0;
+    PTC_TRY(take_common(wanted, left, source.piece.global, [&](const Box& common) -> Result<> {
+      Transfer& transfer = transfers.emplace_back();
+      transfer.source_image = source_image(one.choice);
+      PTC_TRY(transfer.copy, copy_between(source.slot, source.piece, slot, piece, common,
+                                          source_.element_bits(want.tensor)));
+      ++count;
+      return ok();
+    }));
+    PTC_CHECK(count > 0 && count <= taken.size());
+    taken = taken.subspan(count);
+  }
+  return ok();
 }
 
 Result<std::vector<Transfer>> Choices::transfers(uint32_t target_number) const {
@@ -476,10 +472,9 @@ Result<std::vector<Transfer>> Choices::transfers(uint32_t target_number) const {
   const Kind& kind = kinds_[kind_of_[target_number]];
   const uint32_t* choice = choices_.data() + first_choice_[target_number];
   for (const Want& want : kind.wants) {
-    if (*choice == kTransfers) {
-      const auto first = transfers_.begin() + choice[1];
-      transfers.insert(transfers.end(), first, first + choice[2]);
-      choice += 3;
+    if (*choice == kInOrder) {
+      PTC_TRY(make_taken(target, kind, want, taken(choice), transfers));
+      choice += kInOrderNumbers;
       continue;
     }
     for (uint32_t i = 0; i < want.count; ++i) {

@@ -6,7 +6,7 @@
 // own. The load of each holder, which decides the choices, is that of all targets before.
 //
 // Cost: O(n log n) in the boxes of all kinds of targets and their overlaps, and for each copy
-// O(log holders) a box, with some 8 bytes of memory.
+// O(log holders) a box, with some 8 bytes of memory; 16 where boxes overlap each other.
 #pragma once
 
 #include <cstdint>
@@ -54,21 +54,22 @@ class Choices {
   uint64_t minimum_bytes() const { return minimum_bytes_; }
 
  private:
-  class Loads;
-  class SideBySide;
+  class Disjoint;
   class Maker;
   using Held = SourceIndex::Held;
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Candidate {
     const Held* held;
     uint64_t bytes;
-    uint32_t set;  // its number in Kind::sets
+    uint32_t set;             // its number in Kind::sets
+    uint32_t common = kNone;  // what it has of the want, in boxes_, once that was asked for
   };
   /// A piece of an array.
   struct Want {
     uint32_t slot, piece;
     uint32_t first, count;  // candidates
     uint32_t tensor;
-    /// They lie side by side along one axis and fill it: each is taken whole, in whatever order.
+    /// They have nothing in common and fill it: each is taken whole, in whatever order.
     bool simple;
   };
   struct Kind {
@@ -83,13 +84,40 @@ class Choices {
     uint32_t next;  // of the same box of a source, on the same node
     const Box* box;
   };
-  // Choices of a simple want, for each candidate in turn: a source image, or an arrival. Of one
-  // that is not simple, or not with what has arrived: kTransfers and transfers_[first … + count).
-  static constexpr uint32_t kArrival = 1u << 31, kTransfers = UINT32_MAX, kNone = UINT32_MAX;
+  /// Of a want that is taken in an order, since what is taken later is what is left: one transfer,
+  /// by the candidate or of the arrival; those of one source in a row are of one look at it.
+  struct Taken {
+    uint32_t candidate;  // of the want; of an arrival any
+    uint32_t choice;
+    uint64_t bytes;
+  };
+  // A choice is a source image, or an arrival. Of a simple want there is one for each candidate in
+  // turn; of one that is not simple, or not with what has arrived: kInOrder and
+  // taken_[first … + count), with `first` in two numbers.
+  static constexpr uint32_t kArrival = 1u << 31, kInOrder = UINT32_MAX;
+  static constexpr size_t kInOrderNumbers = 4;
 
   explicit Choices(const SourceIndex& source) : source_(source) {}
   Result<Transfer> transfer(const ImageLayout& target, const Want& want, const Candidate& candidate,
                             uint32_t choice) const;
+  /// An array and a piece of it that a choice takes from.
+  struct From {
+    const ArraySlot& slot;
+    Piece piece;
+  };
+  From from(const Held& held, uint32_t choice) const;
+  From from_arrival(const Arrival& arrival) const;
+  uint32_t source_image(uint32_t choice) const {
+    return (choice & kArrival) == 0 ? choice
+                                    : static_cast<uint32_t>(source_.images().size()) +
+                                          arrivals_[choice & ~kArrival].target;
+  }
+  std::span<const Taken> taken(const uint32_t* choice) const {
+    return std::span(taken_).subspan(uint64_t{choice[1]} << 32 | choice[2], choice[3]);
+  }
+  /// Appends the transfers of what was taken in order.
+  Result<> make_taken(const ImageLayout& target, const Kind& kind, const Want& want,
+                      std::span<const Taken> taken, std::vector<Transfer>& transfers) const;
   const Box& box_of(const ImageLayout& target, const Want& want) const {
     return target.arrays[want.slot].part.pieces[want.piece].global;
   }
@@ -102,7 +130,7 @@ class Choices {
   std::vector<uint32_t> choices_;
   std::vector<Arrival> arrivals_;
   std::deque<Box> boxes_;  // of arrivals that are no whole pieces
-  std::vector<Transfer> transfers_;
+  std::vector<Taken> taken_;
   uint64_t minimum_bytes_ = 0;
 };
 
@@ -111,21 +139,14 @@ void Choices::for_each_source(uint32_t target, Visit&& visit) const {
   if (kind_of_[target] == kNone) return;
   const Kind& kind = kinds_[kind_of_[target]];
   const uint32_t* choice = choices_.data() + first_choice_[target];
-  const auto images = static_cast<uint32_t>(source_.images().size());
   for (const Want& want : kind.wants) {
-    if (*choice == kTransfers) {
-      for (uint32_t i = 0; i < choice[2]; ++i) {
-        const Transfer& transfer = transfers_[choice[1] + i];
-        visit(transfer.source_image, transfer.bytes());
-      }
-      choice += 3;
+    if (*choice == kInOrder) {
+      for (const Taken& one : taken(choice)) visit(source_image(one.choice), one.bytes);
+      choice += kInOrderNumbers;
       continue;
     }
-    for (uint32_t i = 0; i < want.count; ++i, ++choice) {
-      const bool arrived = (*choice & kArrival) != 0;
-      visit(arrived ? images + arrivals_[*choice & ~kArrival].target : *choice,
-            kind.candidates[want.first + i].bytes);
-    }
+    for (uint32_t i = 0; i < want.count; ++i, ++choice)
+      visit(source_image(*choice), kind.candidates[want.first + i].bytes);
   }
 }
 
@@ -137,6 +158,7 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
   std::vector<const uint32_t*> next;  // choice, by target of the kind
   std::vector<uint32_t> number;
   std::vector<Take> takes;
+  std::vector<Transfer> in_order;
   for (size_t k = 0; k < kinds_.size(); ++k) {
     const std::vector<uint32_t>& targets = targets_of[k];
     next.clear();
@@ -144,12 +166,12 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
     number.assign(targets.size(), 0);
     for (const Want& want : kinds_[k].wants) {
       for (size_t i = 0; i < targets.size(); ++i) {
-        if (*next[i] != kTransfers) continue;
-        for (uint32_t t = next[i][1]; t < next[i][1] + next[i][2]; ++t) {
-          takes.assign(1, {targets[i], number[i]++, transfers_[t].source_image});
-          const CopyFrom copy = [&](const Take&) -> Result<StridedCopy> {
-            return transfers_[t].copy;
-          };
+        if (*next[i] != kInOrder) continue;
+        in_order.clear();
+        PTC_TRY(make_taken(targets_[targets[i]], kinds_[k], want, taken(next[i]), in_order));
+        for (const Transfer& transfer : in_order) {
+          takes.assign(1, {targets[i], number[i]++, transfer.source_image});
+          const CopyFrom copy = [&](const Take&) -> Result<StridedCopy> { return transfer.copy; };
           PTC_TRY(visit(takes, copy));
         }
       }
@@ -157,7 +179,7 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
         const Candidate& candidate = kinds_[k].candidates[want.first + c];
         takes.clear();
         for (size_t i = 0; i < targets.size(); ++i) {
-          if (*next[i] == kTransfers) continue;
+          if (*next[i] == kInOrder) continue;
           const uint32_t choice = next[i][c];
           if ((choice & kArrival) == 0) takes.push_back({targets[i], number[i], choice});
           ++number[i];
@@ -169,7 +191,8 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
         };
         PTC_TRY(visit(takes, copy));
       }
-      for (const uint32_t*& choice : next) choice += *choice == kTransfers ? 3 : want.count;
+      for (const uint32_t*& choice : next)
+        choice += *choice == kInOrder ? kInOrderNumbers : want.count;
     }
   }
   return ok();

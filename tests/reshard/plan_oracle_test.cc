@@ -1,6 +1,7 @@
 // Whole plans against the obvious way to make them: one target after the other, box by box, with
 // all holders of each box looked at each time; and what moves at least, element by element.
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -26,7 +27,6 @@ class SlowPlan {
            std::vector<uint8_t> bits)
       : held_(held), wanted_(wanted), bits_(std::move(bits)) {
     kept.resize(wanted.size());
-    transfers.resize(wanted.size());
     for (uint32_t i = 0; i < wanted.size(); ++i) {
       for (uint32_t image = held.size(); image-- > 0;)
         if (held[image].node == wanted[i].node && held[image].bytes == wanted[i].bytes &&
@@ -315,6 +315,12 @@ TEST(PlanOracle, PlansAreAsMadeSlowly) {
   }
 }
 
+double seconds() {  // of this thread
+  timespec time;
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
 /// Rows of each of 512 ranks, 8 on a node, become columns of which each node has all: half a
 /// million choices. Looked for among all that has come to a node, each would cost that much.
 TEST(PlanOracle, WhatHasComeToANodeIsFoundWithoutALookAtAllOfIt) {
@@ -332,16 +338,66 @@ TEST(PlanOracle, WhatHasComeToANodeIsFoundWithoutALookAtAllOfIt) {
     wanted.push_back(image(rank, {{0, rank % 8 * kColumns / 8}, {kRows, kColumns / 8}}));
   }
   const SourceIndex source(held, {16});
-  auto seconds = [] {  // of this thread
-    timespec time;
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
-  };
   const double before = seconds();
   const TransferPlan plan = plan_transfers(source, wanted).value();
   EXPECT_LT(seconds() - before, 3);
   EXPECT_EQ(plan.totals.moved_bytes, plan.totals.minimum_bytes);
   EXPECT_EQ(plan.totals.minimum_bytes, kRanks / 8 * (kRanks - 8) * 2 * kColumns * 2);
+}
+
+/// An image with boxes of tensor 0, of which each is an array.
+ImageLayout image_of(uint32_t node, const std::vector<Box>& boxes) {
+  ImageLayout layout;
+  layout.node = node;
+  for (const Box& box : boxes) {
+    layout.arrays.push_back({0, layout.bytes, {box.extent, {{box, Dims(box.axes())}}}});
+    layout.bytes += box.volume() * 2;
+  }
+  return layout;
+}
+
+/// What flat cuts of 512 ranks, 8 on a node, left, which ends inside rows, becomes rows or columns
+/// of 8, of which each node has all: some 100 000 choices, and no more is kept of each than what is
+/// chosen. The same where each is held in rows, too, and so in an order.
+TEST(PlanOracle, OfWhatIsTakenNoMoreIsKeptThanOfWhom) {
+  constexpr uint64_t kRanks = 512, kRows = 8191, kColumns = 64;
+  const Shape shape{kRows, kColumns};
+  for (const bool columns : {false, true})
+    for (const bool in_order : {false, true}) {
+      SCOPED_TRACE(columns);
+      SCOPED_TRACE(in_order);
+      std::vector<ImageLayout> held, wanted, targets;
+      for (uint64_t rank = 0; rank < 8; ++rank)
+        targets.push_back(image_of(
+            0, {columns ? Box{{0, rank * kColumns / 8}, {kRows, kColumns / 8}}
+                        : Box{{rank * 1024, 0}, {rank < 7 ? uint64_t{1024} : 1023, kColumns}}}));
+      for (uint64_t rank = 0; rank < kRanks; ++rank) {
+        constexpr uint64_t kElements = kRows * kColumns, kEach = kElements / kRanks + 1;
+        const uint64_t begin = std::min(rank * kEach, kElements);
+        const uint64_t end = std::min(begin + kEach, kElements);
+        held.push_back(image_of(rank / 8, boxes_of_run(shape, begin, end)));
+        if (in_order)
+          held.push_back(image_of(
+              rank / 8, {{{rank * 16, 0}, {rank + 1 < kRanks ? uint64_t{16} : 15, kColumns}}}));
+        wanted.push_back(targets[rank % 8]);
+        wanted.back().node = rank / 8;
+      }
+      const SourceIndex source(held, {16});
+      const size_t bytes_before = ::mallinfo2().uordblks;
+      const double before = seconds();
+      const auto choices = Choices::make(source, wanted, std::vector<bool>(wanted.size())).value();
+      EXPECT_LT(seconds() - before, 2);
+      // Elsewhere than in glibc's heap nothing is seen of it.
+      EXPECT_LT(::mallinfo2().uordblks - std::min(bytes_before, ::mallinfo2().uordblks), 20u << 20);
+      for (const uint32_t target : {0u, 77u, 511u}) {
+        uint64_t bytes = 0, of_sources = 0;
+        const std::vector<Transfer> transfers = choices->transfers(target).value();
+        for (const Transfer& transfer : transfers) bytes += transfer.bytes();
+        choices->for_each_source(target, [&](uint32_t, uint64_t some) { of_sources += some; });
+        EXPECT_EQ(bytes, wanted[target].bytes);
+        EXPECT_EQ(of_sources, wanted[target].bytes);
+      }
+    }
 }
 
 }  // namespace
