@@ -95,7 +95,9 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
       taken[t].emplace_back(begin, end);
       if (transfer.source_image >= sources.images.size()) {
         const auto from = position.find(transfer.source_image - sources.images.size());
-        if (from == position.end() || from->second >= t)
+        // Of itself, too: a file may have a tensor twice. What it is made of never comes of
+        // targets.
+        if (from == position.end() || from->second > t)
           return make_error(Code::kInternal,
                             "target {} copies from target {}, which is not there yet",
                             targets[t].number, transfer.source_image - sources.images.size());

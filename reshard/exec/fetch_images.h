@@ -45,9 +45,9 @@ struct FetchSources {
 /// What lies here is copied by all threads; meanwhile what lies elsewhere comes straight into the
 /// new images, in one stream from each node, and what others relay in one from each of them
 /// (remote_fetch.h); meanwhile what is whole is hashed (incoming_sums.h). Last, what one target has
-/// of another is copied. A node that fails is replaced by another holder, one that relays by the
-/// source, and what arrived is not sent again. `bytes_done` grows by the bytes written. Errors:
-/// also Executor::check_can_make()'s. On an error no image stays behind.
+/// of another, or elsewhere of its own, is copied. A node that fails is replaced by another holder,
+/// one that relays by the source, and what arrived is not sent again. `bytes_done` grows by the
+/// bytes written. Errors: also Executor::check_can_make()'s. On an error no image stays behind.
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,

@@ -55,7 +55,8 @@ void sort_arrays(std::vector<ArraySlot>& arrays);
 
 struct Transfer {
   /// Of the source images; from their number on: a target image on the same node, by its place
-  /// among the targets, which got the bytes from another node.
+  /// among the targets, which got the bytes from another node: an earlier one, or this one, which
+  /// has them at two places.
   uint32_t source_image = 0;
   StridedCopy copy;  // target offsets from the start of the target image
   /// Of what the copy writes, what lies in [begin, end) of the target image.

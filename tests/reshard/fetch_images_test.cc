@@ -114,5 +114,31 @@ TEST_F(FetchImages, PaddingHasSpaceTooAndIsZero) {
       << "holes: a full store would show as SIGBUS";
 }
 
+TEST_F(FetchImages, WhatATargetHasTwiceIsCopiedWithinItOnceItIsThere) {
+  std::string held(kMiB, 'a');
+  for (size_t i = 0; i < held.size(); ++i) held[i] = static_cast<char>(i * 5 >> 2 | 1);
+  ImageWriter writer = store_->create(held.size()).value();
+  ASSERT_TRUE(is_ok(writer.write(0, std::as_bytes(std::span(held)))));
+  const ImageRef source = store_->publish(std::move(writer)).value();
+  ImageLayout layout;
+  layout.arrays = {array(0, 0), array(0, kMiB)};
+  layout.bytes = 2 * kMiB;
+  constexpr uint32_t kNumber = 3;  // of the target
+  Transfer again = whole_array(0, kMiB);
+  again.source_image = 1 + kNumber;
+  const std::vector<TensorFacts> facts(1, {DType::kU8, {kMiB}, {}});
+  Executor executor(2, make_loopback_transport());
+  ChecksumLedger ledger;
+  std::atomic<uint64_t> bytes_done = 0;
+  const auto made =
+      fetch_images(*store_, executor, {{kNumber, &layout, {whole_array(0, 0), again}}},
+                   {{source}, {}, nullptr}, facts, ledger, bytes_done, {});
+  ASSERT_TRUE(is_ok(made));
+  const auto bytes = made.value().front()->host_bytes().value();
+  EXPECT_TRUE(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()) ==
+              held + held);
+  EXPECT_EQ(ledger.total(0), checksum_of_run(std::as_bytes(std::span(held)), 0));
+}
+
 }  // namespace
 }  // namespace ptc

@@ -44,6 +44,26 @@ TEST(Planner, IdentityIsEmpty) {
   EXPECT_EQ(plan.totals.moved_bytes + plan.totals.local_bytes + plan.totals.minimum_bytes, 0u);
 }
 
+TEST(Planner, WhatAFileHasTwiceComesOnce) {
+  const std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
+  ImageLayout twice = image(1, rows(0, 8, 4), 2);
+  ArraySlot again = twice.arrays[0];
+  again.byte_offset = twice.bytes;
+  twice.arrays.push_back(again);
+  twice.bytes += 64;
+  const std::vector<ImageLayout> wanted = {twice};
+  const SourceIndex source(held, {16});
+  const TransferPlan plan = plan_transfers(source, wanted).value();
+  const std::vector<Transfer> transfers = transfers_of(plan, 0);
+  ASSERT_EQ(transfers.size(), 2u);
+  EXPECT_EQ(transfers[0].source_image, 0u);
+  EXPECT_EQ(transfers[1].source_image, held.size() + 0) << "of itself";
+  EXPECT_EQ(transfers[1].copy.source_offset, 16u);
+  EXPECT_EQ(transfers[1].copy.target_offset, 16u + 64);
+  EXPECT_EQ(plan.totals.moved_bytes, 64u);
+  EXPECT_EQ(plan.totals.minimum_bytes, 64u);
+}
+
 TEST(Planner, WhatIsInAnotherMemoryOfTheNodeIsCopiedAndNotKept) {
   const std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
   std::vector<ImageLayout> wanted = held;
