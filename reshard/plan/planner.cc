@@ -8,20 +8,24 @@
 namespace ptc {
 namespace {
 
-/// Which source images are already what is wanted.
+/// Which source images are already what is wanted, each of one target.
 class Identities {
  public:
-  explicit Identities(std::span<const ImageLayout> images) : images_(images) {
+  explicit Identities(std::span<const ImageLayout> images)
+      : images_(images), taken_(images.size()) {
     for (uint32_t image = 0; image < images.size(); ++image)
       by_hash_.emplace(hash_of(images[image]), image);
   }
 
-  /// The first that is the same, in the same memory.
-  std::optional<uint32_t> find(const ImageLayout& wanted) {
+  /// The first that is the same, in the same memory, of those that were not found before.
+  std::optional<uint32_t> take(const ImageLayout& wanted) {
     std::optional<uint32_t> found;
     const auto [begin, end] = by_hash_.equal_range(hash_of(wanted));
     for (auto it = begin; it != end; ++it)
-      if ((!found || it->second < *found) && same(images_[it->second], wanted)) found = it->second;
+      if (!taken_[it->second] && (!found || it->second < *found) &&
+          same(images_[it->second], wanted))
+        found = it->second;
+    if (found) taken_[*found] = true;
     return found;
   }
 
@@ -59,6 +63,7 @@ class Identities {
   };
   static constexpr size_t kFactor = 0x9e3779b97f4a7c15u;
   std::span<const ImageLayout> images_;
+  std::vector<bool> taken_;
   std::unordered_map<Things, size_t, ThingsHash> hashes_;
   std::unordered_multimap<size_t, uint32_t> by_hash_;
   std::pair<Things, Things> last_same_;  // targets that are copies follow each other
@@ -157,7 +162,7 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
   Identities identities(source.images());
   for (size_t i = 0; i < target.size(); ++i) {
     plan.totals.total_bytes += target[i].bytes;
-    plan.images[i].kept = identities.find(target[i]);
+    plan.images[i].kept = identities.take(target[i]);
     kept[i] = plan.images[i].kept.has_value();
     if (kept[i]) plan.totals.kept_bytes += target[i].bytes;
     ++(kept[i] ? plan.totals.kept_images : plan.totals.written_images);

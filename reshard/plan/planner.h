@@ -30,8 +30,8 @@ namespace ptc {
 
 /// How one target image comes into being.
 struct ImagePlan {
-  std::optional<uint32_t> kept;  // this source image is it already, in the same memory; else:
-                                 // TransferPlan::transfers_of()
+  std::optional<uint32_t> kept;  // this source image is it already, in the same memory, and of no
+                                 // other target; else: TransferPlan::transfers_of()
 };
 
 struct TransferPlan {
@@ -66,7 +66,8 @@ struct TransferPlan {
 };
 
 /// The whole plan, with relays; the index must outlive it. Target images that are source images
-/// already, in the same memory of the same node, are kept.
+/// already, in the same memory of the same node, are kept; each source image is one target image,
+/// also where several are equal.
 Result<TransferPlan> plan_transfers(const SourceIndex& source, std::span<const ImageLayout> target);
 
 }  // namespace ptc

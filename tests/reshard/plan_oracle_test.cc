@@ -27,12 +27,18 @@ class SlowPlan {
            std::vector<uint8_t> bits)
       : held_(held), wanted_(wanted), bits_(std::move(bits)) {
     kept.resize(wanted.size());
+    std::set<uint32_t> stay;  // each is one target
+    transfers.resize(wanted.size());
     for (uint32_t i = 0; i < wanted.size(); ++i) {
       for (uint32_t image = held.size(); image-- > 0;)
         if (held[image].node == wanted[i].node && held[image].bytes == wanted[i].bytes &&
-            held[image].literals == wanted[i].literals && held[image].arrays == wanted[i].arrays)
+            held[image].literals == wanted[i].literals && held[image].arrays == wanted[i].arrays &&
+            !stay.contains(image))
           kept[i] = image;
-      if (kept[i]) continue;
+      if (kept[i]) {
+        stay.insert(*kept[i]);
+        continue;
+      }
       for (uint32_t slot = 0; slot < wanted[i].arrays.size(); ++slot) {
         const auto before = arrivals_;
         for (const Piece& piece : wanted[i].arrays[slot].part.pieces) plan(i, slot, piece, before);

@@ -44,6 +44,21 @@ TEST(Planner, IdentityIsEmpty) {
   EXPECT_EQ(plan.totals.moved_bytes + plan.totals.local_bytes + plan.totals.minimum_bytes, 0u);
 }
 
+TEST(Planner, ASourceImageIsOneTargetOfThoseThatAreEqual) {
+  const ImageLayout one = image(0, rows(0, 4, 8), 2);
+  const std::vector<ImageLayout> held = {one, image(0, rows(4, 8, 8), 2), one};
+  const std::vector<ImageLayout> wanted = {one, one, one};
+  const SourceIndex source(held, {16});
+  const TransferPlan plan = plan_transfers(source, wanted).value();
+  EXPECT_EQ(plan.images[0].kept, 0u);
+  EXPECT_EQ(plan.images[1].kept, 2u);
+  EXPECT_FALSE(plan.images[2].kept.has_value());
+  EXPECT_EQ(plan.totals.kept_images, 2u);
+  EXPECT_EQ(plan.totals.kept_bytes, 2 * one.bytes);
+  EXPECT_EQ(plan.totals.local_bytes, one.bytes - 16);
+  EXPECT_EQ(plan.totals.moved_bytes, 0u);
+}
+
 TEST(Planner, WhatAFileHasTwiceComesOnce) {
   const std::vector<ImageLayout> held = {image(0, rows(0, 8, 4), 2)};
   ImageLayout twice = image(1, rows(0, 8, 4), 2);
