@@ -133,6 +133,8 @@ class StoredLayouts {
         whole_(std::move(whole)) {}
 
   const std::vector<ImageLayout>& layouts() const { return layouts_; }
+  /// What all of them hold, whether or not they are lost: the same for all nodes.
+  const std::vector<ImageLayout>& with_lost() const { return whole_ ? *whole_ : layouts_; }
   /// Made when it is first asked for.
   const SourceIndex& index() const;
   const std::string& key() const { return key_; }

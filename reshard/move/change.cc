@@ -98,7 +98,8 @@ Result<ChangePlan> make_plan(const Checkpoint& checkpoint, const StoredState& st
   if (plan.same_states && !layouts.empty()) {
     std::vector<const ImageLayout*> compared;
     for (const ImageLayout& layout : layouts) compared.push_back(&layout);
-    for (const ImageLayout& layout : stored.layouts()) compared.push_back(&layout);
+    // Nodes that see others within reach sum up by the same cuts.
+    for (const ImageLayout& layout : stored.held->with_lost()) compared.push_back(&layout);
     plan.cuts = CommonCuts::between(compared);
   }
   TransferPlan::Totals& totals = plan.transfers.totals;

@@ -25,8 +25,10 @@ struct WantedState {
 struct ChangePlan {
   std::shared_ptr<const StoredLayouts> held;  // what `transfers` is made of
   std::vector<StateFile> targets;
-  TransferPlan transfers;          // one ImagePlan per target
-  CommonCuts cuts;                 // by which what is made is summed up, and copies beside it
+  TransferPlan transfers;  // one ImagePlan per target
+  /// By which what is made is summed up, and copies beside it. They follow from the targets and
+  /// from all that is stored, within reach or not.
+  CommonCuts cuts;
   std::vector<std::string> nodes;  // ImageLayout::node of sources and targets counts in it
   /// A file without tensors that another node shall have too.
   struct OtherCopy {

@@ -312,5 +312,53 @@ TEST_F(PlacementTest, AChangeOfMemoryOnANodeIsACopyThere) {
   for (const uint32_t image : both.superfluous) EXPECT_EQ(stored->images[image].memory, host);
 }
 
+/// All files on w0, and half of a tensor by itself on w1, which one node sees and another does not:
+/// both make the copies for w2, and sum them up by the same cells.
+TEST_F(PlacementTest, CutsAreTheSameWhateverIsWithinReach) {
+  LayoutSpec spec;
+  uint32_t tensor = 0;
+  for (bool found = false; !found;) {
+    spec = make_random_checkpoint();
+    const std::vector<TensorInfo>& infos = checkpoint_->model().tensors();
+    for (tensor = 0; tensor < infos.size() && !found; tensor += found ? 0 : 1)
+      found = infos[tensor].shape.size() > 0 && infos[tensor].shape[0] > 1;
+  }
+  Box half = Box::whole(checkpoint_->model().tensors()[tensor].shape);
+  half.extent[0] = 1;
+  auto change = [&](bool within_reach) {
+    StoredState stored = *store_in(spec, {NodeMemory::host()});
+    std::vector<ImageLayout> layouts = stored.layouts();
+    StoredImage extra = stored.images.back();
+    extra.state = UINT32_MAX;
+    extra.path = "half";
+    extra.node = "w1";
+    if (!within_reach) extra.image = nullptr;
+    stored.images.push_back(extra);
+    stored.nodes.push_back("w1");
+    ImageLayout with_half;
+    with_half.node = 1;
+    with_half.bytes = layouts.back().bytes;
+    with_half.arrays.push_back({tensor, 0, {half.extent, {{half, Dims(half.axes())}}}});
+    layouts.push_back(with_half);
+    const auto whole = std::make_shared<const std::vector<ImageLayout>>(layouts);
+    if (!within_reach) layouts.back().arrays = {};
+    stored.held = std::make_shared<const StoredLayouts>(
+        std::move(layouts), checkpoint_->manifest().element_bits(),
+        within_reach ? "with half" : "without", whole);
+    WantedState wanted;
+    wanted.spec = spec;
+    wanted.alive = {"w0", "w2"};
+    wanted.replicas = 1;
+    wanted.nothing_leaves = true;
+    wanted.placement.place_of_rank.assign(spec.sizes.world_size(), {"w0"});
+    return plan_change(*checkpoint_, stored, wanted).value();
+  };
+  const auto seen = change(true), unseen = change(false);
+  ASSERT_FALSE(seen->targets.empty());
+  EXPECT_EQ(seen->targets.size(), unseen->targets.size());
+  EXPECT_FALSE(seen->cuts.of(tensor).empty());
+  EXPECT_EQ(seen->cuts.of(tensor), unseen->cuts.of(tensor));
+}
+
 }  // namespace
 }  // namespace ptc
