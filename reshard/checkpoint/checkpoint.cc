@@ -14,6 +14,7 @@
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
+#include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 #include "store/codec/tensor_path.h"
 
@@ -651,8 +652,12 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
     } else if (image.written >= 0) {
       if (static_cast<size_t>(image.written) >= manifest().files.size())
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
-                          image.id);
+                          printable(image.id, 100));
       const WrittenFile& file = manifest().files[image.written];
+      if (file.has_tensors && image.state >= state_count(manifest().written_spec))
+        return make_error(Code::kCorrupt, "checkpoint {}: image {} is of state {}, and {} has {}",
+                          name(), printable(image.id, 100), image.state,
+                          manifest().written_spec.name(), state_count(manifest().written_spec));
       if (!file.has_tensors) {
         layout.bytes = file.bytes;
       } else if (held_state != image.state) {
@@ -678,7 +683,7 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
           });
       if (file == targets->end() || file->owner != image.state || file->path != image.path)
         return make_error(Code::kCorrupt, "checkpoint {}: image {} is of no file", name(),
-                          image.id);
+                          printable(image.id, 100));
       layout = file->layout;  // a copy: other nodes may have the same
     }
     layout.node = std::lower_bound(nodes.begin(), nodes.end(), image.node) - nodes.begin();

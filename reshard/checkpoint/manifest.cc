@@ -13,7 +13,8 @@ namespace {
 
 // Manifests are our own files: a member that is missing or of another type means damage.
 template <class T>
-Result<T> member(const json::object& object, std::string_view key) {
+Result<T> member(const json::object& object, std::string_view key,
+                 std::string_view what = "manifest") {
   const json::value* value = object.if_contains(key);
   if (value != nullptr) {
     if constexpr (std::is_same_v<T, std::string>) {
@@ -26,7 +27,7 @@ Result<T> member(const json::object& object, std::string_view key) {
       if (!error) return number;
     }
   }
-  return make_error(Code::kCorrupt, "manifest: {} is missing or of a wrong type", quoted(key));
+  return make_error(Code::kCorrupt, "{}: {} is missing or of a wrong type", what, quoted(key));
 }
 
 Result<const json::array*> array_member(const json::object& object, std::string_view key) {
@@ -339,6 +340,50 @@ std::string StoredState::to_text() const {
   }
   return json::serialize(json::object{
       {"format", "ptc-stored/1"}, {"spec", spec.to_json()}, {"images", std::move(array)}});
+}
+
+namespace {
+
+Result<StoredText> parse_stored(std::string_view text) {
+  constexpr std::string_view kWhat = "what says where bytes lie";
+  PTC_TRY(const auto value, parse_json(text, {.max_bytes = size_t{1} << 32, .max_depth = 32}));
+  const json::object* const root = value.if_object();
+  const json::value* const spec = root == nullptr ? nullptr : root->if_contains("spec");
+  const json::value* const images = root == nullptr ? nullptr : root->if_contains("images");
+  if (spec == nullptr || !spec->is_object() || images == nullptr || !images->is_array())
+    return make_error(Code::kCorrupt, "{}: 'spec' or 'images' is missing", kWhat);
+  StoredText stored;
+  PTC_TRY(stored.spec, LayoutSpec::from_json(spec->get_object()));
+  for (const json::value& entry : images->get_array()) {
+    if (!entry.is_object()) return make_error(Code::kCorrupt, "{}: 'images' is damaged", kWhat);
+    const json::object& object = entry.get_object();
+    StoredImage image;
+    PTC_TRY(image.id, member<std::string>(object, "id", kWhat));
+    PTC_TRY(image.state, member<uint32_t>(object, "state", kWhat));
+    PTC_TRY(image.path, member<std::string>(object, "path", kWhat));
+    PTC_TRY(image.written, member<int32_t>(object, "written", kWhat));
+    if (object.contains("node")) {
+      PTC_TRY(image.node, member<std::string>(object, "node", kWhat));
+    }
+    if (object.contains("memory")) {
+      PTC_TRY(const auto memory, member<std::string>(object, "memory", kWhat));
+      PTC_TRY(image.memory, NodeMemory::parse(memory));
+    }
+    if (object.contains("missing")) {
+      PTC_TRY(image.missing, member<bool>(object, "missing", kWhat));
+    }
+    PTC_TRY(stored.bytes.emplace_back(), member<uint64_t>(object, "bytes", kWhat));
+    stored.images.push_back(std::move(image));
+  }
+  return stored;
+}
+
+}  // namespace
+
+Result<StoredText> StoredText::from_text(std::string_view text) {
+  Result<StoredText> stored = parse_stored(text);
+  if (stored.has_error()) return Error(Code::kCorrupt, stored.error().message());
+  return stored;
 }
 
 }  // namespace ptc

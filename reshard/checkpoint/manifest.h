@@ -171,4 +171,14 @@ struct StoredState {
   int64_t best(uint32_t state, std::string_view path, int32_t written) const;
 };
 
+/// What StoredState::to_text() says of a state of affairs: Checkpoint::make_stored() makes one of
+/// it, once its images are looked for.
+struct StoredText {
+  LayoutSpec spec;
+  std::vector<StoredImage> images;  // without `image`
+  std::vector<uint64_t> bytes;      // of each
+  /// kCorrupt: it is damaged.
+  static Result<StoredText> from_text(std::string_view text);
+};
+
 }  // namespace ptc

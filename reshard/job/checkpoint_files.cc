@@ -126,33 +126,21 @@ Result<std::shared_ptr<const StoredState>> CheckpointFiles::load_stored(
     const Checkpoint& checkpoint, const std::string& id, const std::string& name,
     const FetchedFiles& fetched) const {
   PTC_TRY(auto text, read({id, name}, fetched));
-  PTC_TRY(auto value, parse_json(text, {.max_bytes = kMaxFileBytes}));
-  boost::system::error_code bad;
-  const json::value* spec_value = value.find_pointer("/spec", bad);
-  const json::value* image_array = value.find_pointer("/images", bad);
-  if (spec_value == nullptr || !spec_value->is_object() || image_array == nullptr ||
-      !image_array->is_array())
-    return make_error(Code::kCorrupt, "{} of checkpoint {} is damaged", name, id);
-  PTC_TRY(auto spec, LayoutSpec::from_json(spec_value->as_object()));
-  std::vector<StoredImage> images;
-  for (const json::value& entry : image_array->as_array()) {
-    const json::object& object = entry.as_object();
-    StoredImage image;
-    image.id = std::string(object.at("id").as_string());
-    image.state = object.at("state").to_number<uint32_t>();
-    image.path = std::string(object.at("path").as_string());
-    image.written = object.at("written").to_number<int32_t>();
-    if (const json::value* node = object.if_contains("node"))
-      image.node = std::string(node->as_string());
-    if (const json::value* memory = object.if_contains("memory")) {
-      PTC_TRY(image.memory, NodeMemory::parse(std::string_view(memory->as_string())));
-    }
-    if (const json::value* missing = object.if_contains("missing"))
-      image.missing = missing->as_bool();
-    PTC_TRY(image.image, open_image(image, object.at("bytes").to_number<uint64_t>()));
-    images.push_back(std::move(image));
+  auto failed = [&](const Error& error) {
+    // What cannot be asked for cannot have been stored.
+    const Code code = error.code() == Code::kInvalidArgument ? Code::kCorrupt : error.code();
+    return Error(code, error.message()).with_context(name + " of checkpoint " + id);
+  };
+  Result<StoredText> parsed = StoredText::from_text(text);
+  if (parsed.has_error()) return failed(parsed.error());
+  auto& [spec, images, bytes] = parsed.value();
+  for (size_t i = 0; i < images.size(); ++i) {
+    PTC_TRY(images[i].image, open_image(images[i], bytes[i]));
   }
-  return checkpoint.make_stored(spec, std::move(images));
+  Result<std::shared_ptr<const StoredState>> stored =
+      checkpoint.make_stored(spec, std::move(images));
+  if (stored.has_error()) return failed(stored.error());
+  return stored;
 }
 
 std::optional<PlanTexts> CheckpointFiles::load_plan(const std::string& id,

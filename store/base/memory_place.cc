@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "store/base/json.h"
+
 namespace ptc {
 namespace {
 
@@ -23,7 +25,8 @@ Result<NodeMemory> NodeMemory::parse(std::string_view name) {
     if (error == std::errc() && device < kMostDevices && cuda(device).to_string() == name)
       return cuda(device);
   }
-  return invalid_argument("'{}' is no memory of a node; \"host\" is one, and \"cuda:0\"", name);
+  return invalid_argument("{} is no memory of a node; \"host\" is one, and \"cuda:0\"",
+                          quoted(name));
 }
 
 std::string MemoryPlace::to_string() const {
