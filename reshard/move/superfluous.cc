@@ -27,11 +27,15 @@ class Superfluous {
   std::vector<uint32_t> find() {
     keep_other_files();
     // What is no file as it is wanted (one of a set, written by ranks) is kept for what is in it.
-    for (const StateFile& file : placed_)
-      if (!keep_exact(file)) keep_parts(file, /*of_its_state=*/true);
+    std::vector<const StateFile*> not_exact, all;
+    for (const StateFile& file : placed_) {
+      if (!keep_exact(file)) not_exact.push_back(&file);
+      all.push_back(&file);
+    }
+    keep_parts(not_exact, /*of_its_state=*/true);
     if (going().empty()) return {};
     if (all_is_there()) return going();
-    for (const StateFile& file : placed_) keep_parts(file, /*of_its_state=*/false);
+    keep_parts(all, /*of_its_state=*/false);
     return all_is_there() ? going() : std::vector<uint32_t>();
   }
 
@@ -43,26 +47,20 @@ class Superfluous {
   bool is_in_service(uint32_t image) const {
     return stored_.images[image].image != nullptr && in_service_[stored_.layouts()[image].node];
   }
-  /// The numbers of the images of a state, one behind the other.
-  std::pair<uint32_t, uint32_t> images_of(uint32_t state) const {
-    const std::vector<StoredImage>& images = stored_.images;  // sorted by state
-    const auto begin = std::partition_point(images.begin(), images.end(),
-                                            [&](const auto& one) { return one.state < state; });
-    const auto end = std::partition_point(begin, images.end(),
-                                          [&](const auto& one) { return one.state <= state; });
-    return {begin - images.begin(), end - images.begin()};
-  }
-
   static bool are_in_one_memory(const ImageLayout& a, const ImageLayout& b) {
     return a.node == b.node && a.memory == b.memory;
   }
 
   bool keep_exact(const StateFile& file) {
-    const auto [begin, end] = images_of(file.owner);
-    for (uint32_t i = begin; i < end; ++i) {
+    const std::vector<StoredImage>& images = stored_.images;  // sorted by state and path
+    const auto first = std::partition_point(images.begin(), images.end(), [&](const auto& one) {
+      return std::tie(one.state, one.path) < std::tie(file.owner, file.path);
+    });
+    for (uint32_t i = first - images.begin();
+         i < images.size() && images[i].state == file.owner && images[i].path == file.path; ++i) {
       const ImageLayout& held = stored_.layouts()[i];
-      if (stored_.images[i].path != file.path || !are_in_one_memory(held, file.layout) ||
-          !is_in_service(i) || is_other_file(i) || held.arrays != file.layout.arrays)
+      if (!are_in_one_memory(held, file.layout) || !is_in_service(i) || is_other_file(i) ||
+          held.arrays != file.layout.arrays)
         continue;
       stays_[i] = true;
       return true;
@@ -70,31 +68,29 @@ class Superfluous {
     return false;
   }
 
-  /// All images in its memory that hold some of it.
-  void keep_parts(const StateFile& file, bool of_its_state) {
-    const auto [begin, end] = of_its_state
-                                  ? images_of(file.owner)
-                                  : std::pair<uint32_t, uint32_t>(0, stored_.images.size());
-    std::unordered_multimap<uint32_t, const SubTensor*> parts;  // by tensor
-    for (const ArraySlot& slot : file.layout.arrays) parts.emplace(slot.tensor, &slot.part);
-    auto holds_some = [&](const ArraySlot& slot) {
-      const auto [first, last] = parts.equal_range(slot.tensor);
-      return std::any_of(first, last,
-                         [&](const auto& part) { return overlap(slot.part, *part.second); });
-    };
-    for (uint32_t i = begin; i < end; ++i) {
+  /// All images that hold some of one of the files, in its memory.
+  void keep_parts(const std::vector<const StateFile*>& files, bool of_its_state) {
+    std::vector<ImageLayout> layouts;
+    for (const StateFile* file : files) layouts.push_back(file->layout);
+    const SourceIndex index(layouts, element_bits_);
+    for (uint32_t i = 0; i < stored_.images.size(); ++i) {
+      if (stays_[i] || !is_in_service(i) || is_other_file(i)) continue;
       const ImageLayout& held = stored_.layouts()[i];
-      if (!stays_[i] && are_in_one_memory(held, file.layout) && is_in_service(i) &&
-          !is_other_file(i) && std::any_of(held.arrays.begin(), held.arrays.end(), holds_some))
-        stays_[i] = true;
+      auto is_for = [&](const SourceIndex::Member& member) {
+        return layouts[member.image].memory == held.memory &&
+               (!of_its_state || files[member.image]->owner == stored_.images[i].state);
+      };
+      for (const ArraySlot& slot : held.arrays)
+        for (const Piece& piece : slot.part.pieces) {
+          if (stays_[i] || piece.global.empty()) continue;
+          index.for_each_overlapping(slot.tensor, piece.global,
+                                     [&](const SourceIndex::Held& wanted, const Box&) {
+                                       const auto here = index.members_on(wanted.set, held.node);
+                                       if (!stays_[i])
+                                         stays_[i] = std::any_of(here.begin(), here.end(), is_for);
+                                     });
+        }
     }
-  }
-
-  static bool overlap(const SubTensor& a, const SubTensor& b) {
-    for (const Piece& piece : a.pieces)
-      for (const Piece& another : b.pieces)
-        if (intersect(piece.global, another.global)) return true;
-    return false;
   }
 
   /// Of each as many as are wanted: on the node of the rank that wrote it, if that has one, and

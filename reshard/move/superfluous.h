@@ -19,7 +19,7 @@ namespace ptc {
 /// (place_files(): one entry for each copy that is wanted) is whole on its node, and of each file
 /// without tensors there are as many copies as are wanted, on `wanted.alive`. None where `stored`
 /// lacks something of that now: what is superfluous goes when nothing is to come any more. Pure.
-/// Cost: O(n log n) in images and arrays.
+/// Cost: O(n log n) in images and arrays, and their overlaps.
 std::vector<uint32_t> superfluous_images(const Checkpoint& checkpoint, const StoredState& stored,
                                          const WantedState& wanted,
                                          const std::vector<StateFile>& placed);

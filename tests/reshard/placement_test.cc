@@ -3,6 +3,7 @@
 #include "reshard/move/placement.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <algorithm>
 #include <map>
@@ -11,6 +12,7 @@
 #include <tuple>
 
 #include "reshard/move/change.h"
+#include "reshard/move/superfluous.h"
 #include "tests/support/random_model.h"
 #include "tests/support/synthetic_model.h"
 
@@ -358,6 +360,45 @@ TEST_F(PlacementTest, CutsAreTheSameWhateverIsWithinReach) {
   EXPECT_EQ(seen->targets.size(), unseen->targets.size());
   EXPECT_FALSE(seen->cuts.of(tensor).empty());
   EXPECT_EQ(seen->cuts.of(tensor), unseen->cuts.of(tensor));
+}
+
+/// Each of very many files is there in another form, as part of another state: what is looked for
+/// among all images costs no more than to look at each once.
+TEST_F(PlacementTest, WhatIsSuperfluousIsFoundWithOneLookAtEachImage) {
+  constexpr uint32_t kFiles = 100'000;
+  const LayoutSpec spec = make_random_checkpoint();
+  auto row = [](uint64_t i) {
+    const Box box{{i, 0}, {1, 4}};
+    ImageLayout layout;
+    layout.bytes = 8;
+    layout.arrays.push_back({0, 0, {box.extent, {{box, Dims(2)}}}});
+    return layout;
+  };
+  const auto image = std::make_shared<const Image>(ImageId{"i"}, MemoryPlace{"w0"}, 8);
+  StoredState stored;
+  stored.nodes = {"w0"};
+  std::vector<ImageLayout> layouts;
+  std::vector<StateFile> placed;
+  for (uint32_t i = 0; i < kFiles; ++i) {
+    stored.images.push_back({"i", image, i, "f", -1, "w0"});
+    layouts.push_back(row((i + 1) % kFiles));
+    placed.push_back({"g", row(i), i});
+  }
+  stored.images.push_back({"i", image, kFiles, "f", -1, "w0"});  // nobody wants it
+  layouts.push_back(row(kFiles));
+  std::vector<uint8_t> bits(checkpoint_->manifest().element_bits().size(), 16);
+  stored.held = std::make_shared<const StoredLayouts>(std::move(layouts), bits, "rows");
+  WantedState wanted;
+  wanted.alive = {"w0"};
+  auto seconds = [] {  // of this thread
+    timespec time;
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+  };
+  const double before = seconds();
+  EXPECT_EQ(superfluous_images(*checkpoint_, stored, wanted, placed),
+            std::vector<uint32_t>{kFiles});
+  EXPECT_LT(seconds() - before, 5);
 }
 
 }  // namespace
