@@ -4,35 +4,18 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "reshard/checkpoint/json_numbers.h"
 #include "reshard/exec/fetch_images.h"
 #include "reshard/job/drain.h"
+#include "reshard/job/part_request.h"
 #include "store/base/fan_out.h"
 
 namespace ptc {
 namespace {
-
-json::object wanted_json(const CheckpointRecord& record, const WantedState& wanted,
-                         int64_t revision) {
-  json::array ranks, alive;
-  for (const MemoryPlace& place : wanted.placement.place_of_rank)
-    ranks.push_back(json::value(place.to_string()));
-  for (const std::string& node : wanted.alive) alive.push_back(json::value(node));
-  return {{"id", record.id},
-          {"generation", record.generation},
-          {"stored", record.stored},
-          {"revision", revision},
-          {"spec", wanted.spec.to_json()},
-          {"ranks", std::move(ranks)},
-          {"replicas", wanted.replicas},
-          {"alive", std::move(alive)}};
-}
 
 /// Over all nodes together that is what the plan writes.
 uint64_t bytes_to_make(const ChangePlan& change, const StoredState& stored, std::string_view node) {
@@ -78,14 +61,15 @@ Result<NodeParts> PartMaker::make_all(
     if (node != self) fences.push_back(uses_.place.services.cluster->fence_of(node));
     if (!node.empty()) fences.push_back({drained_key(node), 0});
   }
-  json::object request = wanted_json(record, wanted, uses_.knowledge.now()->saved.revision);
-  const PlanName plan_name = name_of_plan(record.id, json::serialize(request), change, stored);
-  request["epoch"] = epoch;
-  if (decides) {
-    request["from"] = uses_.place.services.cluster->self();
-    request["fence"] = decides->revision;
-  }
-  const std::string text = json::serialize(request);
+  PartRequest request{.id = record.id,
+                      .generation = record.generation,
+                      .stored = record.stored,
+                      .revision = uses_.knowledge.now()->saved.revision,
+                      .wanted = wanted,
+                      .epoch = epoch};
+  if (decides) request.commit = {uses_.place.services.cluster->self(), decides->revision};
+  const PlanName plan_name = name_of_plan(record.id, request.plan_text(), change, stored);
+  const std::string text = request.to_text();
   auto part_of = [&](const std::string& node) -> Result<PlanPart> {
     PTC_TRY(auto answer, uses_.peers.ask(node, PeerMethod::kPart, text, activity.stop_token()));
     auto part = PlanPart::from_text(answer);
@@ -287,42 +271,14 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
 }
 
 Result<PlanPart> PartMaker::make_for(std::string_view request) const {
-  CheckpointRecord record;
-  WantedState wanted;
-  std::string id, stored_file, wanted_plan;
-  bool commits = false;  // it is not led, and no edit ends it
-  int64_t generation = 0, wanted_revision = 0, epoch = 0;
-  try {
-    PTC_TRY(auto value, parse_json(request, {.max_bytes = size_t{1} << 28}));
-    json::object& object = value.as_object();
-    id = std::string(object.at("id").as_string());
-    generation = object.at("generation").to_number<int64_t>();
-    stored_file = std::string(object.at("stored").as_string());
-    wanted_revision = object.at("revision").to_number<int64_t>();
-    PTC_TRY(wanted.spec, LayoutSpec::from_json(object.at("spec").as_object()));
-    wanted.replicas = object.at("replicas").to_number<uint32_t>();
-    for (const json::value& place : object.at("ranks").as_array()) {
-      PTC_TRY(wanted.placement.place_of_rank.emplace_back(),
-              MemoryPlace::parse(std::string_view(place.as_string())));
-    }
-    for (const json::value& node : object.at("alive").as_array())
-      wanted.alive.emplace_back(node.as_string());
-    epoch = object.at("epoch").to_number<int64_t>();
-    object.erase("epoch");
-    commits = object.contains("from");
-    if (commits) {
-      PTC_TRY(uses_.taken.note(object, id));
-      object.erase("from");
-      object.erase("fence");
-    }
-    wanted_plan = json::serialize(object);
-  } catch (const std::exception& error) {
-    return invalid_argument("the request for a part of a plan is damaged: {}", error.what());
+  PTC_TRY(const auto asked, PartRequest::from_text(request));
+  const auto& [id, generation, stored_file, wanted_revision, wanted, epoch, commit] = asked;
+  const bool commits = commit.has_value();
+  if (commits) {
+    PTC_TRY(uses_.taken.note(json::object{{"from", commit->from}, {"fence", commit->fence}}, id));
   }
-  if (id.empty() || id[0] == '.' || id.find('/') != std::string::npos ||
-      !stored_file.starts_with("stored-") || stored_file.find('/') != std::string::npos ||
-      wanted.placement.place_of_rank.size() != wanted.spec.sizes.world_size())
-    return invalid_argument("the request for a part of a plan is damaged");
+  std::string wanted_plan = asked.plan_text();
+  CheckpointRecord record;
   // An edit that is heard of later ends what it finds running: so of this one first. And what was
   // made here for another plan may have been decided on: then it stays.
   bool behind = true;
