@@ -243,12 +243,12 @@ void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
     PTC_TRY(auto checked, checked_name(name));
     PTC_TRY(auto created, directory.create(request.caller(), checked, mode, info->flags));
     PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
-    NodeTable& table = request.tree().table();
-    entry.ino = table.remember(created.node, directory, checked);
+    ToldNodes told(request.tree().table());
+    entry.ino = told.remember(created.node, directory, checked);
     reply_opened(request, session_of(raw).open_files(), entry.ino, std::move(created.opened), info,
                  [&](fuse_req_t r) {
-                   int error = fuse_reply_create(r, &entry, info);
-                   if (error != 0) table.forget(entry.ino, 1);
+                   const int error = fuse_reply_create(r, &entry, info);
+                   if (error == 0) told.delivered();
                    return error;
                  });
     return ok();

@@ -47,7 +47,7 @@ struct stat brief(mode_t type, ino_t inode) {
 
 /// The entry with its attributes, counted as known to the kernel; nullopt: it is gone.
 std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory,
-                                           const DirEntry& entry, std::vector<uint64_t>& told) {
+                                           const DirEntry& entry, ToldNodes& told) {
   fuse_entry_param bare = {};
   bare.attr = brief(entry.type, entry.inode);
   auto child = directory.lookup(entry.name);
@@ -55,8 +55,7 @@ std::optional<fuse_entry_param> full_entry(FuseRequest& request, Node& directory
   if (!child) return bare;  // asking for its attributes will say what is wrong
   auto full = entry_of(request.tree(), *child.value());
   if (!full) return bare;
-  full.value().ino = request.tree().table().remember(child.value(), directory, entry.name);
-  told.push_back(full.value().ino);
+  full.value().ino = told.remember(child.value(), directory, entry.name);
   return full.value();
 }
 
@@ -80,7 +79,7 @@ FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t o
   const uint64_t last = std::max<uint64_t>(static_cast<uint64_t>(offset), kDots) - kDots;
   auto next = std::upper_bound(listing->begin(), listing->end(), last,
                                [](uint64_t place, const DirEntry& e) { return place < e.place; });
-  std::vector<uint64_t> told;  // what the kernel must let go of if the reply does not arrive
+  ToldNodes told(request.tree().table());
   for (; room && next != listing->end(); ++next) {
     const off_t after = static_cast<off_t>(next->place + kDots);
     if (!plus) {
@@ -99,11 +98,10 @@ FsResult<> read_directory(FuseRequest& request, Node& node, size_t size, off_t o
     page.add_plus(next->name, entry, after);
   }
   if (page.bytes.empty() && room) listings.drop(node);
-  bool delivered = request.reply(
-      [&](fuse_req_t raw) { return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size()); });
-  if (!delivered) {
-    for (uint64_t id : told) request.tree().table().forget(id, 1);
-  }
+  if (request.reply([&](fuse_req_t raw) {
+        return fuse_reply_buf(raw, page.bytes.data(), page.bytes.size());
+      }))
+    told.delivered();
   return ok();
 }
 

@@ -116,4 +116,27 @@ class NodeTable {
   mutable std::array<Ids, kParts> ids_;
 };
 
+/// What a reply tells the kernel of is counted before it is sent, and taken back when it was not
+/// delivered, for whatever reason. Threads: one. The table outlives it.
+class ToldNodes {
+ public:
+  explicit ToldNodes(NodeTable& table) : table_(table) {}
+  ~ToldNodes() {
+    for (const uint64_t id : ids_) table_.forget(id, 1);
+  }
+  ToldNodes(const ToldNodes&) = delete;
+  ToldNodes& operator=(const ToldNodes&) = delete;
+
+  /// NodeTable::remember().
+  uint64_t remember(const NodeRef& node, const Node& parent, std::string_view name) {
+    uint64_t& id = ids_.emplace_back(0);  // which stands for nothing, if this throws
+    return id = table_.remember(node, parent, name);
+  }
+  void delivered() { ids_.clear(); }
+
+ private:
+  NodeTable& table_;
+  std::vector<uint64_t> ids_;
+};
+
 }  // namespace ptc

@@ -104,6 +104,29 @@ TEST(NodeTable, NumbersOfNothingAreOfNothing) {
   EXPECT_EQ(table.at(next), node);
 }
 
+TEST(NodeTable, WhatTheKernelWasToldInVainIsNotCounted) {
+  NodeTable table;
+  const NodeRef known = table.intern(std::make_shared<Thing>("known"));
+  const NodeRef fresh = table.intern(std::make_shared<Thing>("fresh"));
+  const uint64_t id = table.remember(known, parent(), "known");
+  auto tell = [&](bool throws, bool delivered) {
+    ToldNodes told(table);
+    EXPECT_EQ(told.remember(known, parent(), "known"), id);
+    told.remember(fresh, parent(), "fresh");
+    if (throws) throw std::bad_alloc();
+    if (delivered) told.delivered();
+  };
+  EXPECT_THROW(tell(true, true), std::bad_alloc);
+  EXPECT_EQ(told_by(table)[id].lookups, 1u);
+  EXPECT_EQ(fresh->id(), 0u);
+  tell(false, false);
+  EXPECT_EQ(told_by(table)[id].lookups, 1u);
+  EXPECT_EQ(fresh->id(), 0u);
+  tell(false, true);
+  EXPECT_EQ(told_by(table)[id].lookups, 2u);
+  EXPECT_EQ(told_by(table)[fresh->id()].lookups, 1u);
+}
+
 TEST(NodeTable, TheRootHasItsNumberForEver) {
   NodeTable table;
   const NodeRef root = table.intern(std::make_shared<Thing>("root"));
