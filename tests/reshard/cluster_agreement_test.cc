@@ -7,6 +7,7 @@
 #include "reshard/job/job_record.h"
 #include "reshard/move/placement.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -15,12 +16,6 @@ namespace fs = std::filesystem;
 
 class AgreementTest : public ClusterTest {
  protected:
-  template <class True>
-  static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return is_true();
-  }
   void put(const std::string& key, const std::string& value) {
     ASSERT_TRUE(cluster_.meta().commit({.puts = {{key, value}}}).has_value());
   }

@@ -10,6 +10,7 @@
 
 #include "reshard/job/drain.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -56,12 +57,6 @@ class CopiesTest : public ClusterTest {
       return;
     }
     FAIL() << "it has none";
-  }
-  template <class True>
-  static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return is_true();
   }
 };
 

@@ -7,6 +7,7 @@
 #include "reshard/cluster/tombstones.h"
 #include "reshard/node/store_identity.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -31,12 +32,6 @@ class LostTest : public ClusterTest {
     for (unsigned node : {1u, 2u}) EXPECT_NE(cluster_.job(node, "job"), nullptr);
     cluster_.stop(0);
     cluster_.loses = nullptr;
-  }
-  template <class True>
-  static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return is_true();
   }
   std::string status(unsigned node) { return cluster_.store(node).find("job")->status_json(); }
 };

@@ -10,6 +10,7 @@
 #include "reshard/node/agreed_facts.h"
 #include "reshard/node/recover.h"
 #include "store/transport/transport.h"
+#include "tests/support/becomes.h"
 #include "tests/support/job_fixture.h"
 #include "tests/support/local_cluster.h"
 
@@ -139,12 +140,6 @@ class Membership : public ::testing::Test {
     const std::vector<MetaEntry> entries = meta.list(prefix).value();
     for (const MetaEntry& entry : entries)
       ASSERT_TRUE(meta.commit({.deletes = {entry.key}}).has_value());
-  }
-  template <class True>
-  static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return is_true();
   }
 
   TempDir dir_;
