@@ -1,6 +1,7 @@
 // Who asks for a part of a plan and who is asked speak of the same one.
 #include "reshard/job/part_request.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -71,6 +72,20 @@ TEST(PartRequests, ThePlanDoesNotDependOnWhoAsks) {
   EXPECT_NE(request.plan_text(), plan);
 }
 
+/// What is sent to a thousand nodes is no list of all ranks for each.
+TEST(PartRequests, OfManyRanksAreShort) {
+  PartRequest request = a_request();
+  request.wanted.spec.sizes = {.tp = 8, .pp = 16, .dp = 128};
+  request.wanted.placement.place_of_rank.clear();
+  for (unsigned rank = 0; rank < 16384; ++rank)
+    request.wanted.placement.place_of_rank.push_back({fmt::format("node-{:04}", rank / 16)});
+  const std::string text = request.to_text();
+  EXPECT_LT(text.size(), 20'000u);
+  const auto got = PartRequest::from_text(text);
+  ASSERT_TRUE(is_ok(got));
+  EXPECT_EQ(got.value().wanted.placement.place_of_rank, request.wanted.placement.place_of_rank);
+}
+
 TEST(PartRequests, DamageIsRefused) {
   PartRequest request = a_request();
   for (const std::string_view text : {"", "[]", "{}", "{\"id\": 1}"})
@@ -85,6 +100,14 @@ TEST(PartRequests, DamageIsRefused) {
   request = a_request();
   request.wanted.placement.place_of_rank.pop_back();
   EXPECT_TRUE(has_error(PartRequest::from_text(request.to_text()), Code::kInvalidArgument));
+  for (const std::string_view ranks :
+       {R"(["w0", 2, "w1"])", R"(["w0", -1, "w1", 3])", R"(["w0", 18446744073709551615, "w1", 3])",
+        R"(["w0", 3])", R"([2, "w0"])", R"([[], 2])"}) {
+    json::value value = parse_json(a_request().to_text()).value();
+    value.as_object()["ranks"] = parse_json(ranks).value();
+    EXPECT_TRUE(has_error(PartRequest::from_text(json::serialize(value)), Code::kInvalidArgument))
+        << ranks;
+  }
 }
 
 }  // namespace
