@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
-"""A change of tensor parallelism from 4 to 2 ranks: ptcfs and what else does it, on the same state.
+"""A change of parallelism of a state that four ranks of tensor parallelism wrote: ptcfs and what else does it.
 
-    PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/peers.py [--mib 400] [--rounds 3] [--pause 5]
+    PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/peers.py [--to tp2|tp8|fsdp4] [--mib 400] [--rounds 3] [--pause 5]
 
-The state is a Llama in bf16. Every way begins with what it keeps of four ranks and ends when two
-processes, each with torch, have their own tensors in memory of their own:
+The state is a Llama in bf16. Every way begins with what it keeps of four ranks and ends when all processes of the new
+layout, each with torch, have their own tensors in memory of their own:
 
-  ptcfs              saves layout.json, waits until it is in force, safetensors.torch.load_file of a rank's file
+  ptcfs              a rank's file under layouts/<new>/, which is computed as it is read
+  ptcfs, reshard     saves layout.json, waits until it is in force, loads a rank's file of `current`
+  ptcfs, at once     saves layout.json, and loads from layouts/<new>/ while the reshard goes on
   safetensors        safe_open and get_slice of the whole model's file on a tmpfs
   torch DCP          torch.distributed.checkpoint.load of DTensors from a .distcp directory on a tmpfs
   torch DCP, HF      the same from safetensors, with the HuggingFaceStorageReader
-  gloo               the tensors are in the memory of four processes; two of them receive the others' parts
+  gloo               the tensors are in the memory of the four processes, and go from each to whom they belong
 
-Times are those of the slower process, from a barrier on; printed as multiples of ptcfs's of the round.
+Times are those of the slowest process, from a barrier on; peers' are multiples of ptcfs's of the round. Bytes that ptcfs
+gathered are multiples of the least that the new files need.
 """
+import argparse
 import json
 import os
 import shutil
@@ -32,26 +36,40 @@ import torch.multiprocessing as multiprocessing  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
 
-BEFORE, AFTER = 4, 2
+BEFORE = 4
 
 
-def axis_of(name):
+def cut_by_tp(name):
     """Where Megatron's way cuts a Llama; None: nowhere."""
     if "norm" in name:
         return None
     return 1 if "o_proj" in name or "down_proj" in name else 0
 
 
+def cut_by_fsdp(name):
+    del name
+    return 0
+
+
+# The new layout: ranks, which axis each cuts, and as layout.json.
+TARGETS = {"tp2": (2, cut_by_tp, {"tp": 2}),
+           "tp8": (8, cut_by_tp, {"tp": 8}),
+           "fsdp4": (4, cut_by_fsdp, {"dp": 4, "optimizer": "fsdp"})}
+
+
 def part(shape, axis, rank, ranks):
     if axis is None:
-        return tuple(slice(None) for _ in shape)
+        return tuple(slice(0, extent) for extent in shape)
     step = shape[axis] // ranks
-    return tuple(slice(rank * step, (rank + 1) * step) if i == axis else slice(None)
-                 for i in range(len(shape)))
+    return tuple(slice(rank * step, (rank + 1) * step) if i == axis else slice(0, extent)
+                 for i, extent in enumerate(shape))
 
 
-def placement(name):
-    axis = axis_of(name)
+def extents(slices):
+    return [one.stop - one.start for one in slices]
+
+
+def placement(axis):
     return [Replicate() if axis is None else Shard(axis)]
 
 
@@ -82,110 +100,179 @@ def run(ranks, body, *arguments):
 def timed(body):
     dist.barrier()
     start = time.perf_counter()
-    body()
-    return time.perf_counter() - start
+    kept = body()
+    taken = time.perf_counter() - start
+    del kept
+    return taken
 
 
-def by_ptcfs(rank, job_path):
+def load_of_its_own(path):
+    """safetensors maps the file: what is mapped is not read yet."""
+    return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+
+
+def by_ptcfs(rank, job_path, to, name, edit, wait):
     def load():
-        if rank == 0:
+        if edit and rank == 0:
             with open(job_path + "/layout.json", "w", encoding="utf-8") as file:
-                json.dump({"tp": AFTER, "pp": 1, "dp": 1}, file)
-        while not os.readlink(job_path + "/current").endswith(f"tp{AFTER}-pp1-dp1"):
+                json.dump({"tp": 1, "pp": 1, "dp": 1, **TARGETS[to][2]}, file)
+        while wait and not os.readlink(job_path + "/current").endswith(name):
             time.sleep(0.0005)
-        state = safetensors.torch.load_file(f"{job_path}/current/rank/{rank}/model.safetensors")
-        return state
+        return load_of_its_own(f"{job_path}/checkpoints/base/layouts/{name}/rank/{rank}/model.safetensors")
     return timed(load)
 
 
-def by_slices(rank, path):
+def by_slices(rank, path, to):
+    ranks, axis_of, _ = TARGETS[to]
+
     def load():
         state = {}
         with safetensors.safe_open(path, "pt") as file:
             for name in file.keys():
                 view = file.get_slice(name)
-                state[name] = view[part(view.get_shape(), axis_of(name), rank, AFTER)].clone()
+                state[name] = view[part(view.get_shape(), axis_of(name), rank, ranks)].clone()
+        return state
     return timed(load)
 
 
-def empty_state(tensors, ranks):
+def empty_state(tensors, to):
+    ranks, axis_of, _ = TARGETS[to]
     mesh = init_device_mesh("cpu", (ranks,))
     state = {}
     for name, _, shape in tensors:
-        local = torch.empty([s.stop - s.start if s.stop else n for s, n in
-                             zip(part(shape, axis_of(name), 0, ranks), shape)], dtype=torch.bfloat16)
-        state[name] = DTensor.from_local(local, mesh, placement(name), run_check=False)
+        axis = axis_of(name)
+        local = torch.empty(extents(part(shape, axis, 0, ranks)), dtype=torch.bfloat16)
+        state[name] = DTensor.from_local(local, mesh, placement(axis), run_check=False)
     return state
 
 
-def save_dcp(rank, path, whole, tensors):
-    del tensors
+def save_dcp(rank, path, whole):
+    del rank
     mesh = init_device_mesh("cpu", (BEFORE,))
-    state = {name: distribute_tensor(tensor, mesh, placement(name))
+    state = {name: distribute_tensor(tensor, mesh, placement(cut_by_tp(name)))
              for name, tensor in safetensors.torch.load_file(whole).items()}
     dcp.save(state, checkpoint_id=path)
 
 
-def by_dcp(rank, path, tensors):
-    state = empty_state(tensors, AFTER)
+def by_dcp(rank, path, tensors, to):
+    del rank
+    state = empty_state(tensors, to)
     return timed(lambda: dcp.load(state, checkpoint_id=path))
 
 
-def by_dcp_of_hugging_face(rank, path, tensors):
-    state = empty_state(tensors, AFTER)
+def by_dcp_of_hugging_face(rank, path, tensors, to):
+    del rank
+    state = empty_state(tensors, to)
     reader = dcp.HuggingFaceStorageReader(path)
     return timed(lambda: dcp.load(state, storage_reader=reader))
 
 
-def by_gloo(rank, tensors):
-    """Ranks 0 and 2 of the four go on, as 0 and 1: each has its own half and gets the next one's."""
-    mine = {name: torch.ones([s.stop - s.start if s.stop else n for s, n in
-                              zip(part(shape, axis_of(name), rank, BEFORE), shape)],
-                             dtype=torch.bfloat16)
-            for name, _, shape in tensors}
+def common(one, other):
+    """What two parts of a tensor have in common; None: nothing."""
+    both = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other))
+    return None if any(cut.start >= cut.stop for cut in both) else both
+
+
+def within(cut, whole):
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(cut, whole))
+
+
+def holder(wanted, held, cut):
+    """Who gives it: whoever has all of it and is nearest; of what is replicated nobody else is asked."""
+    return min((rank for rank, part_held in enumerate(held) if common(part_held, cut) == cut),
+               key=lambda rank: abs(rank - wanted))
+
+
+def by_gloo(rank, tensors, to):
+    """Each process of the new layout gets its part from the four, all at once; what it has itself it copies."""
+    ranks, axis_of, _ = TARGETS[to]
+    plan, mine = [], {}
+    for name, _, shape in tensors:
+        held = [part(shape, cut_by_tp(name), one, BEFORE) for one in range(BEFORE)]
+        if rank < BEFORE:
+            mine[name] = torch.ones(extents(held[rank]), dtype=torch.bfloat16)
+        for wanted in range(ranks):
+            needs = part(shape, axis_of(name), wanted, ranks)
+            cuts = {tuple((c.start, c.stop) for c in cut): cut for cut in
+                    (common(needs, one) for one in held) if cut is not None}
+            for cut in cuts.values():
+                plan.append((name, wanted, needs, holder(wanted, held, cut), held, cut))
 
     def exchange():
-        for name, _, _ in tensors:
-            axis = axis_of(name)
-            if axis is None:
-                continue
-            if rank % 2 == 1:
-                dist.send(mine[name], rank - 1)
-                continue
-            other = torch.empty_like(mine[name])
-            dist.recv(other, rank + 1)
-            torch.cat((mine[name], other), axis)
+        state, arriving, leaving = {}, [], []
+        for tag, (name, wanted, needs, giver, held, cut) in enumerate(plan):
+            if wanted == rank and name not in state:
+                state[name] = torch.empty(extents(needs), dtype=torch.bfloat16)
+            if wanted == rank and giver != rank:
+                buffer = torch.empty(extents(cut), dtype=torch.bfloat16)
+                arriving.append((dist.irecv(buffer, giver, tag=tag), name, within(cut, needs), buffer))
+            elif wanted == rank:
+                state[name][within(cut, needs)] = mine[name][within(cut, held[rank])]
+            elif giver == rank:
+                buffer = mine[name][within(cut, held[rank])].contiguous()
+                leaving.append((dist.isend(buffer, wanted, tag=tag), buffer))
+        for request, name, where, buffer in arriving:
+            request.wait()
+            state[name][where] = buffer
+        for request, _ in leaving:
+            request.wait()
+        return state
     return timed(exchange)
 
 
+def options():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--to", choices=TARGETS, default="tp2", help="the new layout")
+    for name, default in (("mib", 400), ("rounds", 3), ("pause", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=bench.MEANINGS[name])
+    given = parser.parse_args()
+    bench.need_root()
+    return given
+
+
 def main():
-    options = bench.options(__doc__, mib=400, rounds=3, pause=5)
-    config, tensors = bench.llama(8, bench.hidden_for(options.mib, 8))
+    given = options()
+    ranks = TARGETS[given.to][0]
+    config, tensors = bench.llama(8, bench.hidden_for(given.mib, 8))
     with bench.plain_tmpfs() as plain, \
-            mount.Mount("--memory", f"{options.mib * 3 + 256}M") as daemon:
+            mount.Mount("--memory", f"{given.mib * 3 + 256}M") as daemon:
         job = daemon.job("bench")
         bench.write_json(job.incoming("base") + "/rank/0/config.json", config)
         whole = plain + "/hf/model.safetensors"
         bench.Writer(tensors).write(whole)
         bench.copy(whole, job.incoming("base") + "/rank/0/model.safetensors")
         job.commit("base")
-        run(BEFORE, save_dcp, plain + "/dcp", whole, tensors)
+        run(BEFORE, save_dcp, plain + "/dcp", whole)
         ratios = bench.Ratios()
-        for _ in range(options.rounds):
+        job.set_layout(**TARGETS[given.to][2])
+        name = os.path.basename(os.readlink(job.file("current")))
+
+        def measure(processes, body, *arguments):
+            time.sleep(given.pause)
+            return run(processes, body, *arguments)
+
+        def of_four(edit, wait):
             job.set_layout(tp=BEFORE)
-            time.sleep(options.pause)
-            base = run(AFTER, by_ptcfs, job.path)
+            daemon.stop()  # it may have what was computed before in memory
+            daemon.start()
+            return measure(ranks, by_ptcfs, job.path, given.to, name, edit, wait)
+
+        for _ in range(given.rounds):
+            base = of_four(edit=False, wait=False)
+            gathered = bench.metric(daemon, "ptcfs_gather_cache_gathered_bytes_total")
+            needed = sum(os.path.getsize(job.rank_file("base", name, rank)) for rank in range(ranks))
             ratios.add("ptcfs: seconds", base)
-            time.sleep(options.pause)
-            ratios.add("safetensors slices / ptcfs", run(AFTER, by_slices, whole) / base)
-            time.sleep(options.pause)
-            ratios.add("torch DCP / ptcfs", run(AFTER, by_dcp, plain + "/dcp", tensors) / base)
-            time.sleep(options.pause)
+            ratios.add("bytes gathered / needed", gathered / needed)
+            reshard = of_four(edit=True, wait=True)
+            ratios.add("ptcfs, reshard / ptcfs", reshard / base)
+            ratios.add("ptcfs, at once / reshard", of_four(edit=True, wait=False) / reshard)
+            ratios.add("safetensors slices / ptcfs", measure(ranks, by_slices, whole, given.to) / base)
+            ratios.add("torch DCP / ptcfs", measure(ranks, by_dcp, plain + "/dcp", tensors, given.to) / base)
             ratios.add("torch DCP, HF / ptcfs",
-                       run(AFTER, by_dcp_of_hugging_face, plain + "/hf", tensors) / base)
-            time.sleep(options.pause)
-            ratios.add("gloo / ptcfs", run(BEFORE, by_gloo, tensors) / base)
-        print(f"tp{BEFORE} -> tp{AFTER} of {options.mib} MiB")
+                       measure(ranks, by_dcp_of_hugging_face, plain + "/hf", tensors, given.to) / base)
+            ratios.add("gloo / ptcfs", measure(max(ranks, BEFORE), by_gloo, tensors, given.to) / base)
+        print(f"tp{BEFORE} -> {given.to} of {given.mib} MiB")
         ratios.print()
 
 

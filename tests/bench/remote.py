@@ -10,7 +10,8 @@ which reads the same file in the same round. All readers start anew for each rou
 all        read() of 1 MiB from front to back, and one byte of each page of a mapping: times as multiples of the
            baseline's, first and again (of a new open)
 a little   8 bytes in the middle, of a file just opened: bytes that came over the link
-4 KiB      at random places: microseconds of each, first and again
+4 KiB      at random places: times as multiples of a question and its answer of 4 KiB through one TCP connection
+           between two idle processes on the two nodes, first and again; and in microseconds
 """
 import argparse
 import os
@@ -43,16 +44,49 @@ with socket.create_connection((sys.argv[1], {PORT})) as connection:
         pass
 print(time.perf_counter() - start)
 """
+ANSWER = f"""
+import socket
+with socket.create_server(("", {PORT})) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while connection.recv(8):
+        connection.sendall(bytes(4096))
+"""
+ASK = f"""
+import socket, statistics, sys, time
+times = []
+with socket.create_connection((sys.argv[1], {PORT})) as connection:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(400):
+        start = time.perf_counter()
+        connection.sendall(bytes(8))
+        left = 4096
+        while left:
+            left -= len(connection.recv(left))
+        times.append(time.perf_counter() - start)
+print(statistics.median(times) * 1e6)
+"""
+
+
+def between_two(nodes, serve, ask, *arguments):
+    """What `ask` prints on w1 of what `serve` serves on w0."""
+    with subprocess.Popen([*nodes.launcher("w0"), sys.executable, "-c", serve, *arguments], stdout=subprocess.PIPE,
+                          text=True) as server:
+        server.stdout.readline()
+        done = subprocess.run([*nodes.launcher("w1"), sys.executable, "-c", ask, nodes.nodes[0].address],
+                              capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 def by_tcp(nodes, image):
     """Seconds."""
-    with subprocess.Popen([*nodes.launcher("w0"), sys.executable, "-c", SEND, image], stdout=subprocess.PIPE,
-                          text=True) as sender:
-        sender.stdout.readline()
-        done = subprocess.run([*nodes.launcher("w1"), sys.executable, "-c", RECEIVE, nodes.nodes[0].address],
-                              capture_output=True, text=True, check=True)
-    return float(done.stdout)
+    return between_two(nodes, SEND, RECEIVE, image)
+
+
+def round_trip(nodes):
+    """Microseconds."""
+    return between_two(nodes, ANSWER, ASK)
 
 
 def renew(nodes, number):
@@ -82,7 +116,7 @@ def look(path):
         os.pread(file.fileno(), 8, os.path.getsize(path) // 2)
 
 
-def measure(nodes, reader, what, ratios, baseline):
+def measure(nodes, reader, what, ratios, baseline, trip):
     path = nodes.job(reader, "bench").rank_file("base", "tp1-pp1-dp1", 0)
     for name in ("read(1 MiB)", "mmap"):
         renew(nodes, reader)
@@ -93,8 +127,10 @@ def measure(nodes, reader, what, ratios, baseline):
     look(path)
     ratios.add(f"{what}: 8 bytes, KiB moved", (nodes.bytes_received(reader) - before) / 1024)
     renew(nodes, reader)
-    ratios.add(f"{what}: 4 KiB, first, µs", microseconds(path))
-    ratios.add(f"{what}: 4 KiB, again, µs", microseconds(path))
+    for times in ("first", "again"):
+        taken = microseconds(path)
+        ratios.add(f"{what}: 4 KiB, {times}", taken / trip)
+        ratios.add(f"{what}: 4 KiB, {times}, µs", taken)
 
 
 def main():
@@ -119,10 +155,10 @@ def main():
         image = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
         ratios = bench.Ratios()
         for _ in range(given.rounds):
-            baseline = by_tcp(nodes, image)
-            measure(nodes, 1, "this", ratios, baseline)
+            baseline, trip = by_tcp(nodes, image), round_trip(nodes)
+            measure(nodes, 1, "this", ratios, baseline, trip)
             if given.against:
-                measure(nodes, 2, "other", ratios, baseline)
+                measure(nodes, 2, "other", ratios, baseline, trip)
         print(f"a file of {os.path.getsize(image) >> 20} MiB on another node, times as multiples of one TCP connection's")
         ratios.print()
 

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Saving a state from the memory of four processes until it is committed: ptcfs, torch.save, DCP.
+
+    PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/saving.py [--mib 1500] [--rounds 3] [--pause 5]
+
+The state is a Llama in bf16, cut by tensor parallelism into four; each process has its part. The time is that of the
+slowest process, from a barrier on:
+
+  ptcfs              ptc.Job.save of each process's part, until the checkpoint is committed
+  torch.save         each process its part, to a tmpfs
+  dcp.save           DTensors of the four, to a tmpfs
+
+Printed are ptcfs's times as multiples of theirs, of the same round.
+"""
+import os
+import shutil
+import sys
+import time
+
+import bench
+from bench import mount
+
+torch = mount.require("torch")
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+import peers  # noqa: E402
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "python"))
+import ptc  # noqa: E402
+
+RANKS = peers.BEFORE
+
+
+def own_part(rank, tensors):
+    """Bytes that are not all zero, and pages that have been touched."""
+    return {name: torch.full(peers.extents(peers.part(shape, peers.cut_by_tp(name), rank, RANKS)), 1.0 + rank,
+                             dtype=torch.bfloat16) for name, _, shape in tensors}
+
+
+def by_ptcfs(rank, job_path, name, tensors, config):
+    state = own_part(rank, tensors)
+    job = ptc.Job(job_path)
+
+    return peers.timed(lambda: job.save({"model": state}, name, files={"config.json": config}))
+
+
+def by_torch(rank, folder, tensors):
+    state = own_part(rank, tensors)
+    return peers.timed(lambda: torch.save(state, f"{folder}/rank-{rank}.pt"))
+
+
+def by_dcp(rank, folder, tensors):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    parts = own_part(rank, tensors)
+    state = {name: DTensor.from_local(parts[name], mesh, peers.placement(peers.cut_by_tp(name)), run_check=False)
+             for name, _, _ in tensors}
+    return peers.timed(lambda: dcp.save(state, checkpoint_id=folder))
+
+
+def main():
+    given = bench.options(__doc__, mib=1500, rounds=3, pause=5)
+    config, tensors = bench.llama(8, bench.hidden_for(given.mib, 8))
+    with bench.plain_tmpfs() as plain, mount.Mount("--memory", f"{given.mib * 3 + 512}M") as daemon:
+        job = daemon.job("bench")
+        job.set_layout(tp=RANKS)
+        ratios = bench.Ratios()
+
+        def measure(body, *arguments):
+            time.sleep(given.pause)
+            return peers.run(RANKS, body, *arguments)
+
+        for number in range(given.rounds):
+            name = f"step{number}"
+            ours = measure(by_ptcfs, job.path, name, tensors, config)
+            os.makedirs(plain + "/torch")
+            by_torch_save = measure(by_torch, plain + "/torch", tensors)
+            shutil.rmtree(plain + "/torch")
+            by_dcp_save = measure(by_dcp, plain + "/dcp", tensors)
+            shutil.rmtree(plain + "/dcp")
+            bench.remove(job.checkpoint(name))
+            ratios.add("ptcfs: seconds", ours)
+            ratios.add("ptcfs / torch.save", ours / by_torch_save)
+            ratios.add("ptcfs / dcp.save", ours / by_dcp_save)
+        print(f"{given.mib} MiB of {RANKS} processes, saved and committed")
+        ratios.print()
+
+
+if __name__ == "__main__":
+    main()
