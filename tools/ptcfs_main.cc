@@ -332,6 +332,7 @@ int run(Options& options, Ready ready) {
   store_options.directory = place.value().directory;
   store_options.node = options.node;
   store_options.scrub = options.scrub;
+  store_options.reads_damaged = options.reads_damaged;
   store_options.reserve = options.reserve;
   std::unique_ptr<ClusterNode> cluster;
   if (!options.cluster.etcd.endpoints.empty()) {

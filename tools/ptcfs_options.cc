@@ -50,7 +50,7 @@ const std::vector<std::string> kOwn = {
     "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
     "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience",
-    "reserve",   "io-uring"};
+    "reserve",   "io-uring", "damaged"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -138,6 +138,10 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     }
   } else if (key == "scrub") {
     PTC_TRY(options->scrub, ScrubRate::parse(value));
+  } else if (key == "damaged") {
+    if (value != "refuse" && value != "read")
+      return invalid_argument("'{}' is neither refuse nor read", value);
+    options->reads_damaged = value == "read";
   } else if (key == "root-mode") {
     uint32_t mode = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), mode, 8);
@@ -278,6 +282,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "damaged from copies: off, "
           "daily (each checkpoint once a day), or round after round with so many bytes a second: "
           "50M (default: daily)");
+  add_own("damaged", "WHAT",
+          "what reads of bytes get that are known to be wrong, and right in no copy: refuse (an "
+          "error) or read "
+          "(them, to save what can be saved; default: refuse)");
   add_own("root-mode", "MODE",
           "mode of the mount's root, so that others may make jobs: 1777; it lasts (default: as "
           "chmod left it, at "

@@ -26,6 +26,7 @@ struct Options {
   std::string node;
   std::optional<uint64_t> cache_bytes;
   ScrubRate scrub{ScrubRate::Kind::kDaily};
+  bool reads_damaged = false;
   MemoryReserveOptions reserve{.follows = host_takes_free_memory()};
   std::optional<HttpAddress> http;
   std::vector<std::string> data_roots;

@@ -161,6 +161,7 @@ Result<> GatherCache::refresh(const std::string& prefix) {
   std::vector<std::byte> buffer(kChunkBytes);
   auto mend = [&](ScratchFile& file, const std::function<Result<Fill>()>& again) -> Result<> {
     PTC_TRY(auto fill, again());
+    if (!fill) return ok();
     for (uint64_t offset = 0; offset < file.bytes(); offset += kChunkBytes) {
       const std::span<std::byte> held =
           file.memory().subspan(offset, std::min(kChunkBytes, file.bytes() - offset));

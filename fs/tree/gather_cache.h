@@ -40,8 +40,8 @@ class GatherCache {
     Fill fill;
     bool once =
         false;  // opened once as a rule: its memory may be written again as soon as it is closed
-    /// The same anew, of where its bytes lie by then; none: nothing that it is made of is ever
-    /// mended.
+    /// The same anew, of where its bytes lie by then; no Fill: they are not known yet, and what is
+    /// held stays. None: nothing that it is made of is ever mended.
     std::function<Result<Fill>()> again = nullptr;
     std::string awaited =
         {};  // whom making it may wait for; then it is made by threads that nobody else needs

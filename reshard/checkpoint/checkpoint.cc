@@ -221,6 +221,18 @@ void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
   remote_files_->replaced.notify_all();
 }
 
+bool Checkpoint::replace_damage(const KnownDamage& damage) {
+  MutexLock lock(mutex_);
+  if (damage_ == nullptr ? damage.none() : *damage_ == damage) return false;
+  damage_ = damage.none() ? nullptr : std::make_shared<const KnownDamage>(damage);
+  return true;
+}
+
+std::shared_ptr<const KnownDamage> Checkpoint::damage() const {
+  MutexLock lock(mutex_);
+  return damage_;
+}
+
 void Checkpoint::let_go() {
   removed_ = true;
   const std::shared_ptr<const StoredState> before = stored();

@@ -18,6 +18,7 @@
 
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/known_damage.h"
 #include "reshard/checkpoint/manifest.h"
 #include "reshard/checkpoint/shared_results.h"
 #include "reshard/ptc/layout.h"
@@ -154,8 +155,8 @@ struct RemoteFiles {
   Mutex making_rest;                                       // before `mutex`
 };
 
-/// Threads: any. Everything but where the bytes lie is immutable; that is replaced in one step when
-/// a reshard is committed.
+/// Threads: any. Everything but where the bytes lie, and which are damaged, is immutable; those are
+/// replaced in one step each, the first when a reshard is committed.
 class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
  public:
   /// `transport` and what `catch_up` (JobServices) stands for outlive the checkpoint and everything
@@ -210,6 +211,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
   void replace_stored(std::shared_ptr<const StoredState> stored);
+  /// From now on nobody opens a file with bytes that are known to be wrong (kCorrupt); who has it
+  /// open keeps it. True: this was not known before.
+  bool replace_damage(const KnownDamage& damage);
+  /// nullptr: none is known.
+  std::shared_ptr<const KnownDamage> damage() const;
   /// The checkpoint was removed: holds no image any more, for the kernel may know its names, and so
   /// this object, for long. What is open keeps its images; to open anything else is kNotFound.
   void let_go();
@@ -291,6 +297,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
   mutable Mutex mutex_;
   std::shared_ptr<const StoredState> stored_ PTC_GUARDED_BY(mutex_);
+  std::shared_ptr<const KnownDamage> damage_ PTC_GUARDED_BY(mutex_);  // null: none
   std::shared_ptr<RemoteFiles> remote_files_ PTC_GUARDED_BY(mutex_) =
       std::make_shared<RemoteFiles>();  // null: removed
   mutable std::shared_ptr<const OfSpec> last_of_spec_ PTC_GUARDED_BY(mutex_);

@@ -153,13 +153,14 @@ class Examination {
     const std::vector<size_t> right = right_versions(copies, facts_[tensor].checksum);
     if (right.size() != copies.size()) {
       wrong_.push_back(manifest_.tensor_name(tensor));
+      found_.not_right.tensors.push_back(tensor);
       return ok();
     }
     for (size_t i = 0; i < copies.size(); ++i)
       for (size_t version = 0; version < copies[i]->versions.size(); ++version)
         if (version != right[i])
           for (uint32_t image : copies[i]->versions[version].second) {
-            in_tensors_.insert(image);
+            in_tensors_[image].push_back(tensor);
             blame(image, fmt::format("{} at byte {} is not what was committed",
                                      manifest_.tensor_name(tensor), offset_in(image, tensor)));
           }
@@ -251,7 +252,13 @@ class Examination {
     for (const auto& [image, why] : blamed_) {
       const bool goes = std::binary_search(going.begin(), going.end(), image);
       (goes ? found_.replaced : found_.beyond).push_back(fmt::format("{}: {}", place(image), why));
+      if (!goes) note_not_right(image);
     }
+    for (auto* list : {&found_.not_right.tensors, &found_.not_right.files}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+    std::sort(found_.not_right.images.begin(), found_.not_right.images.end());
     found_.replaceable = std::move(going);
     if (!wrong_.empty()) {
       const size_t named = std::min<size_t>(wrong_.size(), 3);
@@ -265,13 +272,26 @@ class Examination {
     return ok();
   }
 
+  /// Of an image that stays although it is damaged. Where its tensors are right somewhere they are
+  /// not read from it: a file that is it is gathered.
+  void note_not_right(uint32_t number) {
+    const StoredImage& image = stored_.images[number];
+    if (image.written >= 0 && !manifest_.files[image.written].has_tensors)
+      found_.not_right.files.push_back(image.written);
+    else found_.not_right.images.push_back(image.id);
+    if (const auto wrong = in_tensors_.find(number); wrong != in_tensors_.end())
+      found_.not_right.tensors.insert(found_.not_right.tensors.end(), wrong->second.begin(),
+                                      wrong->second.end());
+  }
+
   const Checkpoint& checkpoint_;
   const Manifest& manifest_;
   const std::vector<TensorFacts>& facts_;  // of the model's tensors, and of padding that is kept
   const StoredState& stored_;
-  std::map<uint32_t, std::string> blamed_;          // image → why
-  std::set<uint32_t> in_tensors_, beside_tensors_;  // of these: where the damage is
-  std::vector<std::string> wrong_;                  // tensors of which no copy is right
+  std::map<uint32_t, std::string> blamed_;                // image → why
+  std::map<uint32_t, std::vector<uint32_t>> in_tensors_;  // of these: which are wrong in them
+  std::set<uint32_t> beside_tensors_;                     // of these: something else is
+  std::vector<std::string> wrong_;                        // tensors of which no copy is right
   Findings found_;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/checkpoint/checkpoint.h"
+#include "reshard/checkpoint/known_damage.h"
 #include "reshard/plan/common_cuts.h"
 #include "store/base/error.h"
 #include "store/base/json.h"
@@ -57,6 +58,7 @@ struct Findings {
   std::vector<DamagedImage> damaged;  // these
   std::vector<std::string> replaced;  // what is wrong with each of these
   std::vector<std::string> beyond;    // what is wrong and held nowhere else
+  KnownDamage not_right;              // of what nothing within reach is right
   bool good() const { return replaceable.empty() && beyond.empty(); }
   std::string message() const;
 };

@@ -290,6 +290,7 @@ class ContentSource {
 
   static Result<Source> gather(const Checkpoint& checkpoint, const StoredState& stored,
                                const ImageLayout& layout) {
+    PTC_TRY(check_tensors(checkpoint, layout));
     ImageLayout here = layout;
     here.node = stored.here;  // what is here is read here
     Result<std::vector<Transfer>> transfers = stored.index().plan_image(here);
@@ -304,6 +305,20 @@ class ContentSource {
                   fmt::format("{}", fmt::join(elsewhere, ", "))};
   }
 
+  /// kCorrupt: some tensor of it is known to be wrong in all copies.
+  static Result<> check_tensors(const Checkpoint& checkpoint, const ImageLayout& layout) {
+    const std::shared_ptr<const KnownDamage> damage = checkpoint.damage();
+    if (damage == nullptr) return ok();
+    for (const ArraySlot& slot : layout.arrays)
+      if (damage->has_tensor(slot.tensor))
+        return damaged(checkpoint, checkpoint.manifest().tensor_name(slot.tensor));
+    return ok();
+  }
+  static bool is_damaged(const Checkpoint& checkpoint, const StoredImage& image) {
+    const std::shared_ptr<const KnownDamage> damage = checkpoint.damage();
+    return damage != nullptr && damage->has_image(image.id);
+  }
+
   static Source whole(const ImageRef& image) {
     Transfer all;
     all.copy.run_bytes = image->bytes();
@@ -316,15 +331,24 @@ class ContentSource {
   /// A file without tensors, as its rank wrote it; `index` into Manifest::files.
   static Result<Source> written(const Checkpoint& checkpoint, const StoredState& stored,
                                 uint32_t index) {
+    const WrittenFile& file = checkpoint.manifest().files[index];
+    if (const auto damage = checkpoint.damage(); damage != nullptr && damage->has_file(index))
+      return damaged(checkpoint, fmt::format("{} of rank {}", file.path, file.rank));
     const int64_t image = stored.find_other(index);
     if (image >= 0 && stored.images[image].image != nullptr)
       return whole(stored.images[image].image);
-    const WrittenFile& file = checkpoint.manifest().files[index];
     return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint.name(),
                       file.path, file.rank);
   }
 
  private:
+  static Error damaged(const Checkpoint& checkpoint, std::string_view what) {
+    return make_error(
+        Code::kCorrupt,
+        "checkpoint {}: {} is not what was committed, and no copy within reach has it "
+        "right (ptc verify)",
+        checkpoint.name(), what);
+  }
   static Error lost(const Checkpoint& checkpoint) {
     return make_error(Code::kCorrupt, "{}",
                       checkpoint.loss().value_or(fmt::format(
@@ -540,8 +564,10 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
             return source.open([this, files, i, key](const StoredState& now) -> Result<Source> {
               const auto& [path, layout, owner, states] = (*files)[i];
               int64_t image = state_key(now.spec) == key ? now.find(owner, path) : -1;
+              PTC_TRY(ContentSource::check_tensors(*this, layout));
               // A lost image may hold nothing that others do not hold too.
-              if (image >= 0 && now.images[image].image)
+              if (image >= 0 && now.images[image].image &&
+                  !ContentSource::is_damaged(*this, now.images[image]))
                 return ContentSource::whole(now.images[image].image);
               return ContentSource::gather(*this, now, layout);
             });

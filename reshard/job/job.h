@@ -50,7 +50,8 @@ struct JobServices {
   /// Waits, two seconds at most, until what others decided and who came or went by now is taken
   /// over; false: it was already.
   std::function<bool()> catch_up = [] { return false; };
-  PieceSizes pieces = {};  // of files that nodes give each other
+  PieceSizes pieces = {};      // of files that nodes give each other
+  bool reads_damaged = false;  // also what is known to be wrong
 };
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.

@@ -218,7 +218,6 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   bool shown_changed = false;
   std::set<std::string> to_tell,
       decided;  // what was made here for a plan stays until there is a decision
-  mender.note_to_refresh(mended);
   knowledge.update([&](KnownJob& now) {
     const bool edited = now.saved.revision != state.saved.revision;
     const bool wanted_again = !edited && now.saved.meta_revision != state.saved.meta_revision;
@@ -261,6 +260,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     if (now.failed && decided.contains(now.failed->checkpoint)) now.failed.reset();
     now.checkpoints.clear();
     for (auto& [name, next] : changes_of) now.checkpoints.emplace(name, next.record);
+    mended.merge(now.show_damage(services.reads_damaged));
     if (newest_plan && plan_revision > now.last_plan_revision)
       now.set_last_plan(std::make_shared<const PlanTexts>(*std::move(newest_plan)), plan_revision);
     now.followed_alive = now_alive;
@@ -279,6 +279,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     }
     if (!gone.empty() && listener != nullptr) listener->names_changed();
   });
+  mender.note_to_refresh(mended);
   knowledge.tell();
   if (listener != nullptr) {
     if (shown_changed) listener->job_changed(job->name());

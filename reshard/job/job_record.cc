@@ -153,7 +153,8 @@ std::string LookedOver::to_text() const {
                                       {"found", to_array(found)},
                                       {"mended", to_array(mended)},
                                       {"away", to_array(away)},
-                                      {"more", more}});
+                                      {"more", more},
+                                      {"not_right", not_right.to_json()}});
 }
 
 std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
@@ -170,6 +171,9 @@ std::optional<LookedOver> LookedOver::from_text(std::string_view text) {
         if (one.is_string()) list->emplace_back(std::string_view(one.get_string()));
   if (const json::value* more = object.if_contains("more"); more != nullptr && more->is_int64())
     looked.more = more->get_int64();
+  if (const json::value* damage = object.if_contains("not_right");
+      damage != nullptr && damage->is_object())
+    looked.not_right = KnownDamage::from_json(damage->get_object());
   return looked;
 }
 

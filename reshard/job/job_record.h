@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "reshard/checkpoint/known_damage.h"
 #include "reshard/job/file_pieces.h"
 #include "reshard/job/job_attributes.h"
 #include "reshard/ptc/layout.h"
@@ -84,6 +85,7 @@ struct LookedOver {
   std::vector<std::string> found = {}, mended = {};  // damaged still; and no more
   std::vector<std::string> away = {};                // nodes whose copies were not looked at
   int64_t more = 0;                                  // that are damaged still and not in `found`
+  KnownDamage not_right = {};                        // is not read any more
   friend bool operator==(const LookedOver&, const LookedOver&) = default;
 
   std::string to_text() const;

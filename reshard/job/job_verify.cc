@@ -39,8 +39,10 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
       continue;
     }
     if (found.has_error()) return std::move(found).error();
-    // Once it is known it is not read for longer than mending takes.
-    if (!found.value().replaceable.empty()) impl_->mender.note_damage(record.checkpoint->name());
+    // Once it is known it is not read for longer than mending takes; and what others knew to be
+    // wrong may be right again.
+    if (!found.value().good() || checkpoint.damage() != nullptr)
+      impl_->mender.note_damage(record.checkpoint->name());
     if (!found.value().good()) return make_error(Code::kCorrupt, "{}", found.value().message());
     return json::serialize(report_of(checkpoint, found.value()));
   }
@@ -48,8 +50,7 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
 
 Result<std::string> Job::repair(std::string_view checkpoint_name) {
   PTC_TRY(check_member(*impl_->services.cluster));
-  PTC_TRY(auto found, impl_->mender.repair(std::string(checkpoint_name)));
-  impl_->mender.refresh_everywhere(std::string(checkpoint_name));
+  PTC_TRY(auto found, impl_->mender.repair_and_tell(std::string(checkpoint_name)));
   if (!found.beyond.empty()) return make_error(Code::kCorrupt, "{}", found.message());
   PTC_TRY(auto record, impl_->verifier.find(checkpoint_name));
   json::object report = report_of(*record.checkpoint, found);
@@ -95,8 +96,13 @@ uint64_t Job::stored_bytes_here() const { return bytes_on(impl_->place.node_key(
 void Job::note_looked_over(const std::string& id, std::string_view text) {
   std::optional<LookedOver> looked = LookedOver::from_text(text);
   if (!looked) return;
-  impl_->knowledge.update(
-      [&](KnownJob& known) { known.looked_over.insert_or_assign(id, *std::move(looked)); });
+  const std::set<std::string> news = impl_->knowledge.update([&](KnownJob& known) {
+    known.looked_over.insert_or_assign(id, *std::move(looked));
+    return known.show_damage(impl_->services.reads_damaged);
+  });
+  if (news.empty()) return;
+  impl_->mender.note_to_refresh(news);
+  impl_->services.mending_wanted();
 }
 
 }  // namespace ptc

@@ -64,6 +64,17 @@ bool KnownJob::settled() const {
   return in_force.current.value_or("") == latest_name();  // no checkpoint has an empty name
 }
 
+std::set<std::string> KnownJob::show_damage(bool reads_damaged) const {
+  std::set<std::string> news;
+  for (const auto& [name, record] : checkpoints) {
+    const auto looked = looked_over.find(record.id);
+    const bool none = reads_damaged || looked == looked_over.end();
+    if (record.checkpoint->replace_damage(none ? KnownDamage() : looked->second.not_right))
+      news.insert(name);
+  }
+  return news;
+}
+
 std::string KnownJob::view() const {
   std::string text = fmt::format("{} {}", saved.meta_revision, in_force.meta_revision);
   for (const auto& [name, record] : checkpoints)

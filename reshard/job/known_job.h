@@ -108,6 +108,10 @@ struct KnownJob {
   const PlanTexts& shown_plan() const { return running_plan ? *running_plan : *last_plan; }
   std::vector<std::string> in_service(std::vector<std::string> nodes) const;  // of these
 
+  /// What looks found right nowhere is not read any more, and what a later one found right is read
+  /// again; names of checkpoints for which that is new. `reads_damaged`: all is read.
+  std::set<std::string> show_damage(bool reads_damaged) const;
+
   void set_error(const std::string& what);        // names in it may be no text
   void forget_error(std::string_view beginning);  // if it begins so
   void set_last_plan(PlanRef plan, int64_t decided);

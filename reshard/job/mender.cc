@@ -283,6 +283,15 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
   }
 }
 
+Result<Findings> Mender::repair_and_tell(const std::string& name) {
+  PTC_TRY(auto record, verifier_.find(name));
+  PTC_TRY(check_member(*place_.services.cluster));
+  PTC_TRY(auto found, repair(name));
+  refresh_everywhere(name);
+  PTC_TRY(note_looked_over(name, record, found));
+  return found;
+}
+
 void Mender::note_to_refresh(const std::set<std::string>& names) {
   MutexLock lock(mutex_);
   to_refresh_.insert(names.begin(), names.end());
@@ -376,14 +385,7 @@ bool Mender::mend_noted() {
   }
   std::set<std::string> again;
   for (const std::string& name : names) {
-    const auto mend = [&]() -> Result<> {
-      PTC_TRY(auto record, verifier_.find(name));
-      PTC_TRY(check_member(*place_.services.cluster));
-      PTC_TRY(auto found, repair(name));
-      refresh_everywhere(name);
-      return note_looked_over(name, record, std::move(found));
-    };
-    const Result<> done = mend();
+    const Result<Findings> done = repair_and_tell(name);
     if (done.has_value() || done.error().code() == Code::kNotFound) continue;
     spdlog::warn("job {}: checkpoint {}: what is damaged of it is not mended yet: {}", place_.name,
                  name, done.error().message());
@@ -399,7 +401,8 @@ bool Mender::mend_noted() {
 /// status.json says so, of all nodes.
 Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecord& record,
                                   Findings found) {
-  LookedOver looked{now_ns(), std::move(found.beyond), std::move(found.replaced), found.away};
+  LookedOver looked{now_ns(),   std::move(found.beyond),   std::move(found.replaced), found.away,
+                    /*more=*/0, std::move(found.not_right)};
   for (const std::string& what : looked.found)
     spdlog::error("job {}: checkpoint {}: {}; no other copy has it right", place_.name, name, what);
   looked.more = static_cast<int64_t>(keep_first(looked.found));
@@ -422,10 +425,12 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(std::move(written));
-  knowledge_.update([&](KnownJob& known) {
+  note_to_refresh(knowledge_.update([&](KnownJob& known) {
     known.looked_over.insert_or_assign(record.id, std::move(looked));
     for (const std::string& id : forgotten) known.looked_over.erase(id);
-  });
+    return known.show_damage(place_.services.reads_damaged);
+  }));
+  (void)refresh();
   return ok();
 }
 

@@ -45,6 +45,8 @@ class Mender {
 
   /// What was wrong; of that `replaceable` has been mended, or taken out.
   Result<Findings> repair(const std::string& name, std::stop_token stop = {});
+  /// The same, and all nodes know of it: also what is right nowhere, and so not read any more.
+  Result<Findings> repair_and_tell(const std::string& name);
   /// Job::look_over().
   Result<> look_over(const std::string& name);
   /// Others have right what is damaged of this checkpoint: it is mended soon.

@@ -67,6 +67,7 @@ struct JobStore::Impl {
   std::unique_ptr<RemovedCheckpoints> removed;
   Pace pace;
   PieceSizes pieces;
+  bool reads_damaged = false;
   JobTable jobs;
   std::unique_ptr<StoreContents> contents;
 
@@ -86,7 +87,8 @@ struct JobStore::Impl {
               if (scrubber != nullptr) scrubber->wake();
             },
             [this] { return follower->catch_up(); },
-            pieces};
+            pieces,
+            reads_damaged};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
     return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
@@ -146,6 +148,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->listener = listener;
   impl->node = options.node;
   impl->pieces = options.pieces;
+  impl->reads_damaged = options.reads_damaged;
   if (impl->node.empty()) {
     char host[256] = "localhost";
     gethostname(host, sizeof host - 1);

@@ -52,8 +52,9 @@ struct JobStoreOptions {
   ScrubRate scrub = {};               // off
   MemoryReserveOptions reserve = {};  // none
   std::shared_ptr<SharedResults> results =
-      nullptr;             // of several stores in one process; none: the store's own
-  PieceSizes pieces = {};  // of files that nodes give each other
+      nullptr;                 // of several stores in one process; none: the store's own
+  PieceSizes pieces = {};      // of files that nodes give each other
+  bool reads_damaged = false;  // what is known to be wrong in all copies; else that is EIO
 };
 
 /// Threads: any.

@@ -1,5 +1,6 @@
 """Bytes that change where they lie: they are found, mended from a copy, and read by nobody any more, whoever had them open,
 mapped or cached."""
+import errno
 import mmap
 import os
 import subprocess
@@ -259,8 +260,16 @@ class Scrub(DamageCase):
         status = self.job(2).status()
         self.assertIn("do not have the checksum they had", status["checkpoints"][0]["looked_over"]["damaged"][0])
         self.assertIn("no other copy has it right", " ".join(status["warnings"]))
+        for node in self.alive():  # and is not read any more, in whatever form
+            for path in (self.paths(node, "base")[0], self.job(node).checkpoint("base", "hf/model.safetensors")):
+                with self.assertRaises(OSError, msg=path) as caught:
+                    read(path)
+                self.assertEqual(caught.exception.errno, errno.EIO)
         flip(image, os.stat(image).st_size // 2)
         cluster.until(lambda: not self.looked_over(2)["damaged"], "it is good again")
+        for node in self.alive():
+            for path in self.paths(node, "base"):
+                read(path)
 
 
 if __name__ == "__main__":

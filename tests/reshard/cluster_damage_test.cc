@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -49,12 +50,6 @@ class DamageTest : public ClusterTest {
     stream.seekp(static_cast<std::streamoff>(offset));
     stream.put(byte);
     ASSERT_TRUE(stream.good());
-  }
-  template <class True>
-  static bool becomes(True is_true) {
-    for (int i = 0; i < 1000 && !is_true(); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return is_true();
   }
   std::string spec_text_;
 };
@@ -286,6 +281,56 @@ TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {
     EXPECT_THAT(answer.error().message(), HasSubstr("do not have the checksum they had"));
   }
   EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+/// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is
+/// found right again; what lies beside it is.
+TEST_F(DamageTest, WhatIsRightNowhereIsNotReadOnceItIsKnown) {
+  commit_with_copies(0);
+  std::vector<std::string> files;
+  for (const std::string& node : holders(0, spec_of(spec_text_), 1))
+    files.push_back(image_file(node[1] - '0', 1));
+  for (const std::string& file : files) flip_last_byte(file);
+  const LayoutSpec other = spec_of(R"({"tp": 2, "pp": 3, "dp": 1})");
+  const auto refused = [&](unsigned node) {
+    size_t count = 0;
+    CheckpointRef checkpoint = cluster_.job(node, "job")->find_checkpoint("base");
+    const auto see = [&](const FileSetRef& set) {
+      for (size_t i = 0; i < set->entries().size(); ++i) {
+        Result<FileContentRef> file = set->open(i);
+        if (file.has_value()) continue;
+        EXPECT_EQ(file.error().code(), Code::kCorrupt);
+        EXPECT_THAT(file.error().message(), HasSubstr("is not what was committed"));
+        ++count;
+      }
+    };
+    for (uint64_t rank = 0; rank < 3; ++rank)
+      see(checkpoint->rank_files(spec_of(spec_text_), rank).value());
+    for (uint64_t rank = 0; rank < 6; ++rank) {
+      see(checkpoint->rank_files(other, rank).value());
+      see(checkpoint->rank_tensors(other, rank).value());
+    }
+    see(checkpoint->model_files().value());
+    see(checkpoint->hf_files().value());
+    see(checkpoint->dcp_files().value());
+    return count;
+  };
+  EXPECT_EQ(refused(0), 0u) << "nobody has looked yet";
+  ASSERT_TRUE(cluster_.job(0, "job")->verify("base").has_error());
+  // Under the layout in force one file; under the other two, and as many arrays; each of the three
+  // forms has it once.
+  for (unsigned node : {0u, 1u, 2u})
+    EXPECT_TRUE(becomes([&] { return refused(node) == 1 + 2 + 2 + 3; })) << refused(node);
+  EXPECT_FALSE(cluster_.job(1, "job")->find_checkpoint("base")->damage()->none());
+  cluster_.stop(1);
+  cluster_.start(1);
+  cluster_.wait_settled();
+  EXPECT_EQ(refused(1), 1u + 2 + 2 + 3) << "who starts anew knows it too";
+  for (const std::string& file : files) flip_last_byte(file);
+  EXPECT_TRUE(cluster_.job(2, "job")->verify("base").has_value());
+  for (unsigned node : {0u, 1u, 2u})
+    EXPECT_TRUE(becomes([&] { return refused(node) == 0; })) << node;
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
 /// What ranks of FSDP wrote lies in rows, a file each; copies of it are made whole. Neither's boxes

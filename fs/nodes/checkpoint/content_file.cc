@@ -99,10 +99,15 @@ GatherCache::Content ContentFile::gathered(FileContentRef content) const {
   };
   using Fill = GatherCache::Fill;
   const uint64_t bytes = content->bytes();
-  auto again = [fill_from, source = source_, index = index_]() -> Result<Fill> {
+  auto again = [fill_from, source = source_, index = index_,
+                checkpoint = checkpoint_->checkpoint]() -> Result<Fill> {
     PTC_TRY(const FileSetRef set, source->get());
-    PTC_TRY(auto now, set->open(index));
-    return Fill(fill_from(std::move(now)));
+    Result<FileContentRef> now = set->open(index);
+    // Nobody opens it until it is right, and then this is asked again.
+    if (now.has_error() && now.error().code() == Code::kCorrupt && checkpoint->damage() != nullptr)
+      return Fill();
+    if (now.has_error()) return std::move(now).error();
+    return Fill(fill_from(std::move(now).value()));
   };
   return {.bytes = bytes, .fill = fill_from(std::move(content)), .again = std::move(again)};
 }
