@@ -102,17 +102,23 @@ TEST_F(LostTest, OthersOfItsJobAreCommittedLookedOverAndMended) {
   ASSERT_TRUE(committed.has_value()) << committed.error().message();
   const std::shared_ptr<const StoredState> stored = job->find_checkpoint("next")->stored();
   ASSERT_EQ(stored->nodes, (std::vector<std::string>{"w1", "w2"}));
-  for (const StoredImage& image : stored->images) {
-    if (image.node != "w2" || image.path != "model.safetensors") continue;
-    std::fstream file(cluster_.directory(2) + "/images/" + image.id,
-                      std::ios::in | std::ios::out | std::ios::binary);
-    ASSERT_TRUE(file.seekp(-1, std::ios::end).put('x').good());
-  }
+  const auto damage = [&] {
+    for (const StoredImage& image : stored->images) {
+      if (image.node != "w2" || image.path != "model.safetensors") continue;
+      std::fstream file(cluster_.directory(2) + "/images/" + image.id,
+                        std::ios::in | std::ios::out | std::ios::binary);
+      ASSERT_TRUE(file.seekp(-1, std::ios::end).put('x').good());
+    }
+  };
   for (unsigned node : {1u, 2u}) {
-    const Result<std::string> verified = cluster_.job(node, "job")->verify("next");
+    damage();
+    const JobRef asked = cluster_.job(node, "job");
+    const Result<std::string> verified = asked->verify("next");
     ASSERT_TRUE(verified.has_error());
     EXPECT_THAT(verified.error().message(), HasSubstr("w2"));
+    EXPECT_TRUE(becomes([&] { return asked->verify("next").has_value(); })) << "in the background";
   }
+  damage();
   const Result<std::string> mended = job->repair("next");
   ASSERT_TRUE(mended.has_value()) << mended.error().message();
   for (unsigned node : {1u, 2u}) {
