@@ -463,12 +463,15 @@ Result<> CommitAttempt::make_copies() {
     break;
   }
   if (with_copies_ == nullptr) return ok();
+  const std::string stored_text = with_copies_->to_text();
   record_.generation = 2;
+  record_.files.erase(record_.stored);
   record_.stored = "stored-2.json";
+  record_.files.insert_or_assign(record_.stored, FileFacts::of(stored_text));
   record_.lies(with_copies_);
   record_.checkpoint->replace_stored(with_copies_);
   PTC_TRY(write_file_atomically(AT_FDCWD, job_.place.checkpoint_dir(id_) + "/stored-2.json",
-                                with_copies_->to_text()));
+                                stored_text));
   return job_.files.give(id_, {"stored-2.json"}, *with_copies_, activity_.get(), fence_);
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "reshard/job/job_record.h"
 #include "tests/reshard/cluster_fixture.h"
 
 namespace ptc::testing {
@@ -92,6 +93,19 @@ TEST_F(PiecesTest, WhatIsDamagedOnOneNodeIsGivenToNone) {
   cluster_.start(kNodes - 1);
   cluster_.wait_settled();
   for (const auto& [name, content] : contents) EXPECT_TRUE(text_of(last / name) == content) << name;
+}
+
+TEST_F(PiecesTest, WhatSaysWhereCopiesLieIsAgreedOnFromTheBeginning) {
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
+  commit(0);
+  const JobRecord record = JobRecord::read(cluster_.meta(), "job").value();
+  const CheckpointEntry& entry = record.checkpoints.at("base");
+  std::map<std::string, FileFacts, std::less<>> files;
+  for (const std::string& name :
+       {std::string("manifest.json"), std::string("headers.bin"), entry.stored})
+    files[name] = FileFacts::of(text_of(directory_of(0) / name));
+  EXPECT_EQ(entry.generation, 2);
+  EXPECT_EQ(entry.files, files);
 }
 
 TEST_F(PiecesTest, OfOneThatIsGoneNobodyDepends) {
