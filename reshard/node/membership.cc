@@ -274,6 +274,7 @@ Result<> Membership::join(const std::string& address, std::function<void()> chan
   attempt_.emplace(calls_);
   Result<> joined = while_it_passes([this] { return join_once(); });
   if (joined.has_error()) {
+    attempt_->lease.reset();  // which may take a while: without the lock
     MutexLock lock(mutex_);
     forget_attempt();
   }
@@ -385,6 +386,7 @@ void Membership::join_again(std::string why) {
 /// What was taken for lost was not: etcd's new leader, for one, has prolonged all leases.
 void Membership::believe_again() {
   told_.clear();
+  attempt_->lease.reset();  // which may take a while: without the lock
   {
     MutexLock lock(mutex_);
     forget_attempt();

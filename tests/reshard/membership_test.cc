@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -84,7 +85,7 @@ class MetaWithLeases final : public MetaClient {
     }
     PTC_TRY(auto lease, meta_.lease(ttl));
     ended = std::make_shared<std::atomic<bool>>(false);
-    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), ended));
+    return std::unique_ptr<MetaLease>(std::make_unique<Lease>(std::move(lease), ended, *this));
   }
   Result<std::shared_ptr<void>> watch(std::string prefix, OnEvent on_event) override {
     on_events.push_back(on_event);
@@ -100,17 +101,23 @@ class MetaWithLeases final : public MetaClient {
   std::atomic<int> refused_leases = 0;
   std::atomic<int> commits = 0;
   std::function<void(const MetaTransaction&)> before, after;  // each, done or not
+  std::function<void()> gives_back;                           // a lease, which takes a while
 
  private:
   struct Lease final : public MetaLease {
-    Lease(std::unique_ptr<MetaLease> lease, std::shared_ptr<std::atomic<bool>> ended)
-        : lease_(std::move(lease)), ended_(std::move(ended)) {}
+    Lease(std::unique_ptr<MetaLease> lease, std::shared_ptr<std::atomic<bool>> ended,
+          MetaWithLeases& meta)
+        : lease_(std::move(lease)), ended_(std::move(ended)), meta_(meta) {}
+    ~Lease() override {
+      if (meta_.gives_back) meta_.gives_back();
+    }
     int64_t id() const override { return lease_->id(); }
     Clock::time_point deadline() const override {
       return *ended_ ? Clock::time_point::min() : lease_->deadline();
     }
     const std::unique_ptr<MetaLease> lease_;
     const std::shared_ptr<std::atomic<bool>> ended_;
+    MetaWithLeases& meta_;
   };
   MetaClient& meta_;
 };
@@ -375,6 +382,31 @@ TEST_F(MembershipTest, WhoJoinedBesideAnAttemptThatIsGivenUpIsCalledNoMore) {
   *ended = false;
   until([&] { return a.changes > changes; });
   EXPECT_FALSE(called());
+}
+
+TEST_F(MembershipTest, WhileALeaseIsGivenBackItIsSaidWhoIsThere) {
+  Node& a = joined("a");
+  auto lease = meta_->lease(60s).value();
+  MetaTransaction joins;  // one that does not answer: a waits for it under the new lease
+  joins.leased_puts = {{"joining/early", R"({"address": "at early"})"}};
+  joins.lease = lease.get();
+  ASSERT_TRUE(meta_->commit(joins).has_value());
+  std::future<std::vector<std::string>> asked;
+  std::atomic<bool> given_back = false, answered = false;
+  a.meta.gives_back = [&] {
+    asked = std::async(std::launch::async, [&] { return a.membership.alive(); });
+    answered = asked.wait_for(2s) == std::future_status::ready;
+    given_back = true;
+  };
+  const std::shared_ptr<std::atomic<bool>> ended = a.meta.ended;
+  *ended = true;
+  until([&] { return revision("joining/a") != 0; });
+  const int changes = a.changes;
+  *ended = false;
+  until([&] { return a.changes > changes; });
+  EXPECT_TRUE(given_back);
+  EXPECT_TRUE(answered);
+  a.meta.gives_back = nullptr;
 }
 
 TEST_F(MembershipTest, OfTwoCopiesThatReachOnlyTheAgreementStoreTheLaterStays) {
