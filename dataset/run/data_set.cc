@@ -97,8 +97,11 @@ Result<> DataSet::Impl::bring_up_to_date(DataSetState& now) const {
     return invalid_argument(
         "source.json: these shards hold {} samples, and are not those of which {} are consumed ({} "
         "samples, "
-        "fingerprint {:016x}): name the former shards again, or begin another job",
-        known->samples(), now.consumed, now.plan->run().samples, now.plan->run().fingerprint);
+        "fingerprint {:016x}): name the former shards again, or begin another job{}",
+        known->samples(), now.consumed, now.plan->run().samples, now.plan->run().fingerprint,
+        known->samples() == now.plan->run().samples
+            ? " (a run that began with \"fingerprint\": \"content\" goes on with that)"
+            : "");
   }
   if (!now.plan || other_samples) {
     const uint64_t number = now.plan ? now.plan->next_generation() : 1;

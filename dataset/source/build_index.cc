@@ -22,13 +22,18 @@
 namespace ptc {
 namespace {
 
+/// Of content: of some places of it, and of all of it where that is asked for (else the same).
+struct ContentCrc {
+  uint32_t places = 0, all = 0;
+};
+
 /// A shard with what the whole must know of it.
 struct BuiltShard {
   IndexedShard shard;
   std::vector<std::string> field_names;
   uint8_t megatron_dtype = 0;
-  uint32_t places_crc = 0;            // of the section but for what is of this machine
-  uint32_t content_crc = 0;           // of content
+  uint32_t places_crc = 0;  // of the section but for what is of this machine
+  ContentCrc content;
   std::vector<SkippedShard> skipped;  // files of a group
   std::vector<uint64_t> key_hashes;
 };
@@ -129,7 +134,9 @@ class IndexBuilder {
         built.skipped.push_back({path, error.message()});
         continue;
       }
-      built.content_crc = crc32c(std::as_bytes(std::span(&crc.value(), 1)), built.content_crc);
+      for (const auto part : {&ContentCrc::places, &ContentCrc::all})
+        built.content.*part =
+            crc32c(std::as_bytes(std::span(&(crc.value().*part), 1)), built.content.*part);
       starts.add(record.end);
       names.add(text.size());
       text.append(name).push_back('\0');
@@ -166,7 +173,7 @@ class IndexBuilder {
       return std::move(indexed).error();
     }
     ShardFacts& facts = indexed.value();
-    PTC_TRY(const uint32_t content_crc,
+    PTC_TRY(const ContentCrc content,
             crc_of_content(fd.get(), before.bytes, kPlacesInShard, facts.content_crc));
     PTC_TRY(const FileStamp after, stamp_of(fd.get()));
     if (before != listed.stamp || after != before)
@@ -185,7 +192,7 @@ class IndexBuilder {
     built.megatron_dtype = facts.megatron_dtype;
     built.key_hashes = std::move(facts.key_hashes);
     built.places_crc = crc_of(built.shard.section);
-    built.content_crc = content_crc;
+    built.content = content;
     return built;
   }
 
@@ -212,13 +219,16 @@ class IndexBuilder {
     }
   }
 
-  Result<uint32_t> crc_of_file(const std::string& path, uint64_t bytes) const {
+  Result<ContentCrc> crc_of_file(const std::string& path, uint64_t bytes) const {
     PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
     return crc_of_content(fd.get(), bytes, kPlacesInFile, 0);
   }
 
-  Result<uint32_t> crc_of_content(int fd, uint64_t bytes, uint64_t places, uint32_t crc) const {
-    if (!all_content_) return crc_of_places(fd, bytes, places, crc);
+  Result<ContentCrc> crc_of_content(int fd, uint64_t bytes, uint64_t places, uint32_t crc) const {
+    ContentCrc both;
+    PTC_TRY(both.places, crc_of_places(fd, bytes, places, crc));
+    both.all = both.places;
+    if (!all_content_) return both;
     const auto buffer = std::make_unique<std::byte[]>(kReadBytes);
     for (uint64_t at = 0; at < bytes;) {
       if (context_.stop.stop_requested()) return Error(Code::kCancelled, "stopped");
@@ -228,7 +238,8 @@ class IndexBuilder {
       at += some.size();
       context_.progress->bytes_done += some.size();
     }
-    return crc;
+    both.all = crc;
+    return both;
   }
 
   Result<FileStamp> file_stamp(const std::string& path) const {
@@ -271,7 +282,8 @@ class Assembler {
     fingerprint_.add(shard.shard.record.samples)
         .add(shard.shard.record.end)
         .add(uint64_t{shard.places_crc});
-    contents_.add(uint64_t{shard.content_crc});
+    contents_.add(uint64_t{shard.content.all});
+    places_.add(uint64_t{shard.content.places});
     if (shard.shard.record.samples == 0) return writer_.add(std::move(shard.shard));
     if (!any_) facts_.field_names = shard.field_names;
     else if (facts_.field_names != shard.field_names) facts_.field_names.clear();
@@ -288,6 +300,10 @@ class Assembler {
   uint64_t fingerprint() const {
     return Fnv().add(former_fingerprint()).add(contents_.value()).value();
   }
+  /// What it would be if not all content were asked for.
+  uint64_t places_fingerprint() const {
+    return Fnv().add(former_fingerprint()).add(places_.value()).value();
+  }
   uint64_t former_fingerprint() const { return fingerprint_.value(); }
 
  private:
@@ -297,7 +313,7 @@ class Assembler {
   IndexProgress& progress_;
   bool any_ = false;
   RepeatedKeys keys_;
-  Fnv fingerprint_, contents_;
+  Fnv fingerprint_, contents_, places_;
 };
 
 }  // namespace
@@ -359,6 +375,7 @@ Result<> build_index(const ShardList& list, const SourceAccess& access, const So
                               list.roots[root] + '/' + (files ? "" : list.shards[i].name));
       }));
   facts.fingerprint = assembler.fingerprint();
+  facts.places_fingerprint = assembler.places_fingerprint();
   facts.former_fingerprint = assembler.former_fingerprint();
   return writer.finish(std::move(facts));
 }

@@ -22,8 +22,8 @@ void read_list(ByteReader& reader, List& list, const Read& read) {
 std::string write_index_facts(const IndexFacts& facts) {
   ByteWriter writer;
   writer.number(static_cast<uint8_t>(facts.format));
-  for (uint64_t number :
-       {facts.digest, facts.samples, facts.bytes, facts.fingerprint, facts.former_fingerprint})
+  for (uint64_t number : {facts.digest, facts.samples, facts.bytes, facts.fingerprint,
+                          facts.places_fingerprint, facts.former_fingerprint})
     writer.number(number);
   writer.number(facts.megatron_dtype);
   writer.number(static_cast<uint8_t>(facts.keys_repeat));
@@ -54,8 +54,8 @@ Result<IndexFacts> read_index_facts(std::string_view bytes) {
   ByteReader reader(bytes);
   IndexFacts facts;
   facts.format = static_cast<SourceFormat>(reader.number<uint8_t>());
-  for (uint64_t* number :
-       {&facts.digest, &facts.samples, &facts.bytes, &facts.fingerprint, &facts.former_fingerprint})
+  for (uint64_t* number : {&facts.digest, &facts.samples, &facts.bytes, &facts.fingerprint,
+                           &facts.places_fingerprint, &facts.former_fingerprint})
     *number = reader.number<uint64_t>();
   facts.megatron_dtype = reader.number<uint8_t>();
   facts.keys_repeat = reader.number<uint8_t>() != 0;

@@ -43,6 +43,7 @@ struct IndexFacts {
   SourceFormat format = SourceFormat::kTar;
   uint64_t digest = 0;  // of the list of shards it was made of
   uint64_t samples = 0, bytes = 0, fingerprint = 0;
+  uint64_t places_fingerprint = 0;  // of places alone, where `fingerprint` is of all content
   uint64_t former_fingerprint = 0;  // without content
   uint8_t megatron_dtype = 0;
   bool keys_repeat = false;  // kTar: samples of two shards have one key

@@ -47,8 +47,9 @@ uint64_t SampleSource::samples() const { return index_->facts().samples; }
 uint64_t SampleSource::bytes() const { return index_->facts().bytes; }
 uint64_t SampleSource::fingerprint() const { return index_->facts().fingerprint; }
 bool SampleSource::has_fingerprint(uint64_t fingerprint) const {
-  return fingerprint == index_->facts().fingerprint ||
-         fingerprint == index_->facts().former_fingerprint;
+  const IndexFacts& facts = index_->facts();
+  return fingerprint == facts.fingerprint || fingerprint == facts.places_fingerprint ||
+         fingerprint == facts.former_fingerprint;
 }
 const std::vector<SkippedShard>& SampleSource::skipped() const { return index_->facts().skipped; }
 uint64_t SampleSource::index_bytes() const { return index_->memory_bytes(); }

@@ -88,8 +88,8 @@ class SampleSource {
   /// headers in a tar; of what is not read to be indexed, 16 places a shard and 3 a file. The same
   /// on each machine that sees the same shards.
   uint64_t fingerprint() const;
-  /// Whether it is this one, or this is what runs knew these samples by before content was part of
-  /// it.
+  /// Whether it is this one, or this is what runs know these samples by that began without
+  /// "fingerprint": "content", or before content was part of it.
   bool has_fingerprint(uint64_t fingerprint) const;
   /// Bad shards that were left out ("on_error": "skip").
   const std::vector<SkippedShard>& skipped() const;

@@ -141,17 +141,19 @@ TEST_F(SourceTest, AllContentIsPartOfTheFingerprintWhereThatIsSaid) {
                  {"s/x.txt", [](const auto& all) { return all; }}};
   for (const auto& [name, make] : formats) {
     std::filesystem::remove_all(dir_.file("s"));
-    auto fingerprint = [&](const char* of) {
+    auto source = [&](const char* of) {
       std::filesystem::remove(dir_.file("index"));
       IndexProgress progress;
       const SourceSpec spec = parse_source(fmt::format(R"({{"shards": "{}", "fingerprint": "{}"}})",
                                                        dir_.file("s"), of))
                                   .value();
-      return open_source(spec, dir_.file("index"), progress, {}, 2).value()->fingerprint();
+      return open_source(spec, dir_.file("index"), progress, {}, 2).value();
     };
+    auto fingerprint = [&](const char* of) { return source(of)->fingerprint(); };
     text[654'321] = 'a';
     write(name, make(text));
     const uint64_t places = fingerprint("places"), content = fingerprint("content");
+    EXPECT_TRUE(source("content")->has_fingerprint(places)) << "a run begun without it goes on";
     text[654'321] = 'b';
     write(name, make(text));
     if (name != "s/0.jsonl")  // of which all is read to index it
