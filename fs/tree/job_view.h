@@ -35,7 +35,8 @@ class CommitGate {
   using Owner = std::shared_ptr<const GivesWay>;
   /// Runs `change`, which opens the file with this node key for writing, or changes the directories
   /// with these; EBUSY while one of them is sealed, and stays so for a moment: of a commit that was
-  /// refused other nodes hear after the answer, which may have reached this caller before them.
+  /// refused other nodes hear after the answer, which may have reached this caller before them. A
+  /// few may wait for that moment, no more: each does so on a thread that others need.
   template <class Change>
   auto unless_sealed(std::initializer_list<std::string> keys, Change change) -> decltype(change()) {
     constexpr int kOwners = 4;  // one after another may have sealed it
@@ -49,6 +50,8 @@ class CommitGate {
       }
       if (*owner && (*owner)()) continue;
       MutexLock lock(mutex_);
+      const Turn turn(waiting_, waiting_in_all_jobs_);
+      if (!turn.granted()) break;
       if (!unsealed_.wait_until(mutex_, until,
                                 [&]() PTC_REQUIRES(mutex_) { return owner_of(keys) != owner; }))
         break;
@@ -62,6 +65,30 @@ class CommitGate {
  private:
   Owner owner_of(std::initializer_list<std::string> keys) const PTC_REQUIRES(mutex_);
 
+  /// One of those who wait, unless there are as many as may.
+  class Turn {
+   public:
+    Turn(std::atomic<int>& here, std::atomic<int>& in_all) : here_(here), in_all_(in_all) {
+      const int mine = ++here_, of_all = ++in_all_;
+      granted_ = mine <= kMostHere && of_all <= kMostInAll;
+    }
+    ~Turn() {
+      --here_;
+      --in_all_;
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    bool granted() const { return granted_; }
+
+   private:
+    static constexpr int kMostHere = 4, kMostInAll = 8;
+    std::atomic<int>& here_;
+    std::atomic<int>& in_all_;
+    bool granted_;
+  };
+
+  static inline std::atomic<int> waiting_in_all_jobs_ = 0;  // of this process
+  std::atomic<int> waiting_ = 0;
   Mutex mutex_;
   ConditionVariable unsealed_;
   std::unordered_map<std::string, Owner> sealed_ PTC_GUARDED_BY(mutex_);
@@ -112,7 +139,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   /// does not say another node may be changing. On an error it is taken back.
   FsResult<> agree_on(const std::string& name, const AttributeChange& change);
 
-  /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared.
+  /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared:
+  /// by some within gate(), and by others around it. So nobody who waits for it alone (a recount)
+  /// may keep out those who share it, and glibc's does not.
   bool limited() const { return limited_.load(std::memory_order_relaxed); }
   SharedMutex& space_gate() { return Quotas::gate(account_); }
   const Quotas::Account& account() const { return account_; }
