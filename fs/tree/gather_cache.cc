@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "dataset/source/caught.h"
@@ -147,10 +148,14 @@ Result<> GatherCache::refresh(const std::string& prefix) {
   std::vector<std::pair<std::shared_ptr<ScratchFile>, std::function<Result<Fill>()>>> files;
   {
     MutexLock lock(mutex_);
-    // What is being gathered now may hold what was there before.
+    // What is being gathered now may hold what was there before; what is begun from now on, not.
+    std::set<std::string> under_way;
+    for (const auto& [key, entry] : entries_)
+      if (entry.file == nullptr && key.starts_with(prefix)) under_way.insert(key);
     gathered_.wait(mutex_, [&]() PTC_REQUIRES(mutex_) {
-      return std::none_of(entries_.begin(), entries_.end(), [&](const auto& entry) {
-        return entry.second.file == nullptr && entry.first.starts_with(prefix);
+      return std::none_of(under_way.begin(), under_way.end(), [&](const std::string& key) {
+        const auto entry = entries_.find(key);
+        return entry != entries_.end() && entry->second.file == nullptr;
       });
     });
     for (const auto& [key, entry] : entries_)

@@ -130,15 +130,17 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   }
 
   sums.start();
-  Result<> fetched = ok();
+  Result<> fetched = ok(), copied = ok();
   {
+    std::stop_source given_up;  // what the one cannot do, the other need not
+    const std::stop_callback passes_on(stop, [&] { given_up.request_stop(); });
     std::jthread fetching([&] {
       ::pthread_setname_np(::pthread_self(), "ptcfs-fetch");
-      fetched = remote.run(stop);
+      fetched = remote.run(given_up.get_token());
     });
     // What comes over the links goes first, so that none stands still; this fills the gaps.
     ThreadTeam behind(executor.team().size());
-    PTC_TRY(behind.parallel_for(
+    copied = behind.parallel_for(
         local.size(),
         [&](size_t i) -> Result<> {
           give_way();
@@ -147,8 +149,10 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
           sums.came(local[i].parts);
           return ok();
         },
-        stop));
+        stop);
+    if (copied.has_error()) given_up.request_stop();
   }
+  PTC_TRY(std::move(copied));
   if (fetched.has_error()) return std::move(fetched).error();
   for (const Within& copy : within) {
     PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));

@@ -12,6 +12,7 @@
 #include <csignal>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "reshard/cluster/lone_node.h"
 #include "reshard/cluster/tell.h"
@@ -83,9 +84,7 @@ struct JobStore::Impl {
             node,
             cluster,
             &pace,
-            [this] {
-              if (scrubber != nullptr) scrubber->wake();
-            },
+            [this] { wake_scrubber(); },
             [this] { return follower->catch_up(); },
             pieces,
             reads_damaged};
@@ -95,7 +94,18 @@ struct JobStore::Impl {
   }
 
   std::unique_ptr<Follower> follower;
-  std::unique_ptr<Scrubber> scrubber;  // once all jobs are loaded; ends before all that it looks at
+  /// Threads: any, also while it begins or ends.
+  void wake_scrubber() {
+    MutexLock lock(scrubber_mutex);
+    if (scrubber != nullptr) scrubber->wake();
+  }
+  std::unique_ptr<Scrubber> exchange_scrubber(std::unique_ptr<Scrubber> next) {
+    MutexLock lock(scrubber_mutex);
+    return std::exchange(scrubber, std::move(next));
+  }
+  Mutex scrubber_mutex;
+  std::unique_ptr<Scrubber> scrubber
+      PTC_GUARDED_BY(scrubber_mutex);  // once all jobs are loaded; ends before what it looks at
 
   /// In steps, for etcd takes no more at once, the first of them with `puts` if all `compares`
   /// hold. By the others there is no such job: what belongs to one that was made meanwhile stays,
@@ -138,7 +148,7 @@ JobStore::~JobStore() {
   impl_->follower->stop();
   impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
-  impl_->scrubber.reset();
+  (void)impl_->exchange_scrubber(nullptr);
 }
 
 Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
@@ -226,8 +236,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     for (const MetaEntry& entry : removed.entries) keys.push_back(entry.key);
     PTC_TRY(impl->delete_keys(keys.front(), keys, {}, {}));
   }
-  impl->scrubber = std::make_unique<Scrubber>(options.scrub, impl->pace,
-                                              [store = impl.get()] { return store->jobs.list(); });
+  (void)impl->exchange_scrubber(std::make_unique<Scrubber>(
+      options.scrub, impl->pace, [store = impl.get()] { return store->jobs.list(); }));
   for (const JobRef& job : impl->jobs.list()) job->start();
   PTC_TRY(impl->follower->start());
   return std::unique_ptr<JobStore>(new JobStore(std::move(impl)));
