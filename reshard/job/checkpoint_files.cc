@@ -59,11 +59,6 @@ Result<std::vector<std::string>> names_in(const std::string& directory) {
   return names;
 }
 
-std::vector<NamedFile> CheckpointFiles::files_of(const std::string& id,
-                                                 const std::string& stored_file) {
-  return {{id, "manifest.json"}, {id, "headers.bin"}, {id, stored_file}};
-}
-
 NamedFile CheckpointFiles::file_of(const CheckpointEntry& entry, std::string name) {
   const auto facts = entry.files.find(name);
   NamedFile file{entry.id, std::move(name)};
@@ -72,19 +67,26 @@ NamedFile CheckpointFiles::file_of(const CheckpointEntry& entry, std::string nam
 }
 
 std::vector<NamedFile> CheckpointFiles::files_of(const CheckpointEntry& entry) {
-  std::vector<NamedFile> files;
-  for (NamedFile& file : files_of(entry.id, entry.stored))
-    files.push_back(file_of(entry, std::move(file.file)));
-  return files;
+  return {file_of(entry, "manifest.json"), file_of(entry, "headers.bin"),
+          file_of(entry, entry.stored)};
 }
 
 std::vector<NamedFile> CheckpointFiles::lacking(std::vector<NamedFile> files,
                                                 const FetchedFiles& fetched) const {
   if (!place_.services.cluster->shares_bytes()) return {};
-  std::erase_if(files, [&](const NamedFile& name) {
-    return fetched.contains(name) || has(name.id, name.file);
-  });
+  std::erase_if(
+      files, [&](const NamedFile& name) { return fetched.contains(name) || is_right_here(name); });
   return files;
+}
+
+bool CheckpointFiles::is_right_here(const NamedFile& name) const {
+  if (!name.facts) return has(name.id, name.file);
+  const Result<FileFacts> here =
+      FileFacts::of_file(place_.checkpoint_dir(name.id) + "/" + name.file);
+  if (here.has_value() && here.value() != *name.facts)
+    spdlog::error("job {}: {} of checkpoint {} is damaged on this node", place_.name, name.file,
+                  name.id);
+  return here.has_value() && here.value() == *name.facts;
 }
 
 Result<std::string> CheckpointFiles::read(const NamedFile& name,
@@ -96,40 +98,40 @@ Result<std::string> CheckpointFiles::read(const NamedFile& name,
   }
   Result<std::string> here =
       read_text_file(AT_FDCWD, place_.checkpoint_dir(name.id) + "/" + name.file, kMaxFileBytes);
-  if (here.has_value() || !place_.services.cluster->shares_bytes() ||
-      here.error().code() != Code::kNotFound)
-    return here;
+  const bool can_ask = place_.services.cluster->shares_bytes();
+  if (here.has_value() && name.facts && FileFacts::of(here.value()) != *name.facts)
+    return make_error(can_ask ? Code::kUnavailable : Code::kCorrupt, "{} is not what was written",
+                      name.file);
+  if (here.has_value() || !can_ask || here.error().code() != Code::kNotFound) return here;
   return make_error(Code::kUnavailable, "{} is not here", name.file);  // any more, or yet
 }
 
-Result<CheckpointRecord> CheckpointFiles::load(const std::string& id, int64_t generation,
-                                               const std::string& stored_file,
+Result<CheckpointRecord> CheckpointFiles::load(const CheckpointEntry& entry,
                                                const FetchedFiles& fetched) const {
-  PTC_TRY(auto manifest_text, read({id, "manifest.json"}, fetched));
-  PTC_TRY(auto headers, read({id, "headers.bin"}, fetched));
+  PTC_TRY(auto manifest_text, read(file_of(entry, "manifest.json"), fetched));
+  PTC_TRY(auto headers, read(file_of(entry, "headers.bin"), fetched));
   PTC_TRY(auto facts,
           CheckpointFacts::read(manifest_text, std::move(headers), *place_.services.results));
   CheckpointRecord record;
-  record.id = id;
-  record.generation = generation;
-  record.stored = stored_file;
+  record.id = entry.id;
+  record.generation = entry.generation;
+  record.stored = entry.stored;
   record.checkpoint = std::make_shared<Checkpoint>(std::move(facts), place_.services.results,
                                                    &place_.services.executor->transport(),
                                                    place_.services.catch_up);
-  PTC_TRY(auto stored, load_stored(*record.checkpoint, id, stored_file, fetched));
+  PTC_TRY(auto stored, load_stored(*record.checkpoint, entry, fetched));
   record.where = stored;
   record.checkpoint->replace_stored(std::move(stored));
   return record;
 }
 
 Result<std::shared_ptr<const StoredState>> CheckpointFiles::load_stored(
-    const Checkpoint& checkpoint, const std::string& id, const std::string& name,
-    const FetchedFiles& fetched) const {
-  PTC_TRY(auto text, read({id, name}, fetched));
+    const Checkpoint& checkpoint, const CheckpointEntry& entry, const FetchedFiles& fetched) const {
+  PTC_TRY(auto text, read(file_of(entry, entry.stored), fetched));
   auto failed = [&](const Error& error) {
     // What cannot be asked for cannot have been stored.
     const Code code = error.code() == Code::kInvalidArgument ? Code::kCorrupt : error.code();
-    return Error(code, error.message()).with_context(name + " of checkpoint " + id);
+    return Error(code, error.message()).with_context(entry.stored + " of checkpoint " + entry.id);
   };
   Result<StoredText> parsed = StoredText::from_text(text);
   if (parsed.has_error()) return failed(parsed.error());
@@ -208,7 +210,7 @@ void CheckpointFiles::fetch(const std::vector<NamedFile>& files, FetchedFiles& f
       from_next(peers_.others(), place_.services.cluster->self());
   auto fetch_one = [&](const NamedFile& name) -> Result<std::optional<std::string>> {
     const KeyedLock::Held one = fetching_.hold(name.id + "/" + name.file);
-    if (has(name.id, name.file)) return std::optional<std::string>();
+    if (is_right_here(name)) return std::optional<std::string>();
     const auto activity = activities_.begin({Activity::Kind::kFetch, name.id, "", name.file});
     PTC_TRY(auto content, fetch(name, nodes, name.facts, *activity));
     auto keep = [&]() -> Result<> {

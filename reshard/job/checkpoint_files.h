@@ -33,10 +33,9 @@ class CheckpointFiles {
       : place_(place), peers_(peers), knowledge_(knowledge), activities_(activities) {}
 
   /// What load() reads.
-  static std::vector<NamedFile> files_of(const std::string& id, const std::string& stored_file);
   static std::vector<NamedFile> files_of(const CheckpointEntry& entry);
   static NamedFile file_of(const CheckpointEntry& entry, std::string name);
-  /// Of these what is neither here nor was asked for, in their order.
+  /// Of these what is neither here, as it was agreed on, nor was asked for, in their order.
   std::vector<NamedFile> lacking(std::vector<NamedFile> files, const FetchedFiles& fetched) const;
   /// Asks other nodes for them, where there are any, and keeps here what there is room for. Waits
   /// for a long time, and shows how far it is.
@@ -44,11 +43,9 @@ class CheckpointFiles {
 
   /// Errors: kCorrupt: a file is not what was written; kNotFound: no node that is there has it;
   /// kUnavailable: one that may have it does not answer, or nobody was asked.
-  Result<CheckpointRecord> load(const std::string& id, int64_t generation,
-                                const std::string& stored_file, const FetchedFiles& fetched) const;
+  Result<CheckpointRecord> load(const CheckpointEntry& entry, const FetchedFiles& fetched) const;
   Result<std::shared_ptr<const StoredState>> load_stored(const Checkpoint& checkpoint,
-                                                         const std::string& id,
-                                                         const std::string& stored_file,
+                                                         const CheckpointEntry& entry,
                                                          const FetchedFiles& fetched) const;
   std::optional<PlanTexts> load_plan(const std::string& id, const std::string& stored_file,
                                      const FetchedFiles& fetched) const;
@@ -90,6 +87,9 @@ class CheckpointFiles {
   Result<> remove_unreadable(const std::string& id) const;
 
  private:
+  /// Whether it is here as it was agreed on: one that was changed since is as good as none, and
+  /// would be taken for what the others have.
+  bool is_right_here(const NamedFile& name) const;
   Result<std::string> read(const NamedFile& name, const FetchedFiles& fetched) const;
   Result<std::string> fetch(const NamedFile& name, const std::vector<std::string>& nodes,
                             const std::optional<FileFacts>& facts, Activity& activity) const;

@@ -165,11 +165,10 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     const bool decided_anew = next.record.stored != entry.stored;
     auto load = [&]() -> Result<> {
       if (next.record.checkpoint == nullptr) {
-        PTC_TRY(next.record, files.load(entry.id, entry.generation, entry.stored, fetched));
+        PTC_TRY(next.record, files.load(entry, fetched));
       } else if (next.record.stored != entry.stored ||
                  !was_opened_with(*next.record.where, now_alive, place.node_key())) {
-        PTC_TRY(next.stored,
-                files.load_stored(*next.record.checkpoint, entry.id, entry.stored, fetched));
+        PTC_TRY(next.stored, files.load_stored(*next.record.checkpoint, entry, fetched));
       }
       return ok();
     };

@@ -15,9 +15,11 @@
 #include "reshard/exec/image_sums.h"
 #include "reshard/job/scrub.h"
 #include "reshard/move/placement.h"
+#include "reshard/move/superfluous.h"
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
+#include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
@@ -31,6 +33,19 @@ constexpr auto kPauseBetweenTries = std::chrono::milliseconds(100);
 struct Range {
   uint64_t begin, end;
 };
+
+Result<std::vector<uint32_t>> numbers_in(const json::object& object, std::string_view key) {
+  const json::value* list = object.if_contains(key);
+  if (list == nullptr || !list->is_array())
+    return invalid_argument("what is said of damaged images has no list '{}'", key);
+  std::vector<uint32_t> numbers;
+  for (const json::value& number : list->get_array()) {
+    boost::system::error_code bad;
+    numbers.push_back(number.to_number<uint32_t>(bad));
+    if (bad) return invalid_argument("'{}' names an image by no number", key);
+  }
+  return numbers;
+}
 
 class RightSums {
  public:
@@ -84,14 +99,15 @@ Result<GatherProgram> held_by_others(const StoredState& others, const StoredImag
 
 }  // namespace
 
-Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
-                            const StoredState& others, const DamagedImage& bad) const {
+Result<bool> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                                const StoredState& others, const DamagedImage& bad,
+                                const std::stop_token& stop) const {
   const StoredImage& image = stored.images[bad.image];
   const ImageLayout& described = stored.layouts()[bad.image];
   const WrittenFile* file =
       image.written >= 0 ? &checkpoint.manifest().files[image.written] : nullptr;
   const bool has_tensors = file == nullptr || file->has_tensors;
-  if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
+  if (image.image == nullptr) return false;  // its file is gone or cut short
   PTC_TRY(auto source, held_by_others(others, image, described, has_tensors));
   std::vector<std::pair<uint32_t, Box>> cells;
   for (const ImageContent::Sum& sum : bad.right) cells.emplace_back(sum.tensor, sum.box);
@@ -103,6 +119,7 @@ Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& sto
   auto read_others = [&](auto&& visit) -> Result<> {
     for (const Range& range : ranges)
       for (uint64_t at = range.begin; at < range.end; at += kWindowBytes) {
+        if (stop.stop_requested()) return make_error(Code::kCancelled, "shutting down");
         const std::span window = std::span(buffer).first(std::min(kWindowBytes, range.end - at));
         PTC_TRY(source.read(place_.services.executor->transport(), at, window));
         PTC_TRY(visit(at, std::span<const std::byte>(window)));
@@ -124,37 +141,49 @@ Result<> Mender::mend_image(const Checkpoint& checkpoint, const StoredState& sto
   if (!good)
     return make_error(Code::kCorrupt, "what others hold of it is not right, or not within reach");
 
-  PTC_TRY(auto mender, ImageMender::open(*image.image));
-  PTC_TRY(read_others(
-      [&](uint64_t at, std::span<const std::byte> window) { return mender.write(at, window); }));
-  PTC_TRY(mender.finish());
-  PTC_TRY(auto now, verifier_.read_image(checkpoint, stored, bad.image, cuts, nullptr));
+  Result<ImageMender> mender = ImageMender::open(*image.image);
+  if (mender.has_error()) return false;
+  bool keeps = true;
+  const Result<> written = read_others([&](uint64_t at, std::span<const std::byte> window) {
+    Result<> done = mender.value().write(at, window);
+    keeps = keeps && done.has_value();
+    return done;
+  });
+  if (!keeps) return false;
+  PTC_TRY(written);
+  if (mender.value().finish().has_error()) return false;
+  PTC_TRY(auto now, verifier_.read_image(checkpoint, stored, bad.image, cuts, nullptr, stop));
   good = now.problem.empty() && (has_tensors || now.whole == file->checksum);
   for (const ImageContent::Sum& sum : now.sums) {
     const Checksum* wanted = right.find(sum.tensor, sum.box);
     good = good && (wanted == nullptr || *wanted == sum.sum);
   }
-  return good ? ok()
-              : Result<>(make_error(Code::kCorrupt, "it does not hold what is written to it"));
+  return good;
 }
 
-std::vector<uint32_t> Mender::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
-                                       const std::vector<uint32_t>& damaged_anywhere,
-                                       const std::vector<DamagedImage>& bad) const {
-  std::vector<uint32_t> mended;
+Mender::Mended Mender::mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                                const std::vector<uint32_t>& damaged_anywhere,
+                                const std::vector<DamagedImage>& bad,
+                                const std::stop_token& stop) const {
+  Mended mended;
   Result<std::shared_ptr<const StoredState>> others =
       checkpoint.make_stored(stored.spec, images_without(stored, damaged_anywhere));
   for (const DamagedImage& one : bad) {
-    const std::string& id = stored.images[one.image].id;
-    Result<> done = others.has_error() ? Result<>(others.error())
-                                       : mend_image(checkpoint, stored, *others.value(), one);
+    const Result<bool> done = others.has_error()
+                                  ? Result<bool>(others.error())
+                                  : mend_image(checkpoint, stored, *others.value(), one, stop);
     if (done.has_value()) {
-      mended.push_back(one.image);
+      (done.value() ? mended.right : mended.never).push_back(one.image);
+      if (!done.value())
+        spdlog::warn(
+            "job {}: checkpoint {}: image {} does not hold what is written to it, or is "
+            "gone",
+            place_.name, checkpoint.name(), stored.images[one.image].id);
       continue;
     }
-    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended: {}", place_.name,
-                 checkpoint.name(), id, done.error().message());
-    place_.services.images->withdraw({id});
+    spdlog::warn("job {}: checkpoint {}: image {} cannot be mended now: {}", place_.name,
+                 checkpoint.name(), stored.images[one.image].id, done.error().message());
+    mended.not_now = done.error();
   }
   return mended;
 }
@@ -163,36 +192,28 @@ Result<std::string> Mender::answer(const json::object& request, const std::strin
                                    const std::string& stored_file) const {
   PTC_TRY(auto record, verifier_.find_stored(id, stored_file));
   const StoredState& stored = *record.where;
-  std::vector<uint32_t> anywhere;
-  const json::value* numbers = request.if_contains("anywhere");
   const json::value* images = request.if_contains("damaged");
-  if (numbers == nullptr || !numbers->is_array() || images == nullptr)
-    return invalid_argument("the request does not say which images are damaged");
-  for (const json::value& number : numbers->get_array()) {
-    boost::system::error_code bad;
-    anywhere.push_back(number.to_number<uint32_t>(bad));
-    if (bad) return invalid_argument("the request names an image by no number");
-  }
+  if (images == nullptr) return invalid_argument("the request does not say what is damaged");
+  PTC_TRY(auto anywhere, numbers_in(request, "anywhere"));
   std::sort(anywhere.begin(), anywhere.end());
   PTC_TRY(auto bad, damaged_images_from(*images));
   for (const DamagedImage& one : bad)
     if (one.image >= stored.images.size() || stored.images[one.image].node != place_.node_key() ||
         !std::binary_search(anywhere.begin(), anywhere.end(), one.image))
       return invalid_argument("the request names an image that is not on this node");
-  json::array mended;
-  for (const uint32_t image : mend_own(*record.checkpoint, stored, anywhere, bad))
-    mended.push_back(image);
-  return json::serialize(mended);
+  const Mended mended = mend_own(*record.checkpoint, stored, anywhere, bad, stop_of_scrub());
+  json::object answer{{"right", json::array(mended.right.begin(), mended.right.end())},
+                      {"never", json::array(mended.never.begin(), mended.never.end())}};
+  if (mended.not_now) answer["not_now"] = printable(mended.not_now->message(), 1000);
+  return json::serialize(answer);
 }
 
-/// Those of the damaged images, ascending, that could not be mended where they are.
-std::vector<uint32_t> Mender::mend(const CheckpointRecord& record, const StoredState& stored,
-                                   const Findings& found) const {
+Mender::Mended Mender::mend(const CheckpointRecord& record, const StoredState& stored,
+                            const Findings& found, const std::stop_token& stop) const {
   std::map<std::string, std::vector<DamagedImage>> by_node;
   for (const DamagedImage& one : found.damaged)
     by_node[stored.images[one.image].node].push_back(one);
   std::vector<std::pair<std::string, std::string>> requests;  // by node
-  std::vector<uint32_t> mended;
   for (const auto& [node, bad] : by_node) {
     if (node == place_.node_key()) continue;
     json::object request{{"id", record.id}, {"stored", record.stored}, {"damaged", to_json(bad)}};
@@ -202,26 +223,37 @@ std::vector<uint32_t> Mender::mend(const CheckpointRecord& record, const StoredS
   Answers<std::string> answers(
       requests.size(),
       [&](size_t i) {
-        return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second);
+        return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second, stop);
       },
       kAtWorkAtOnce);
+  Mended mended;
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
-    mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second);
-  for (const Result<std::string>& text : answers.wait()) {
-    Result<json::value> list =
-        text.has_value() ? parse_json(text.value()) : Result<json::value>(text.error());
-    if (list.has_error() || !list.value().is_array()) {
-      spdlog::warn("job {}: {}", place_.name,
-                   list.has_error() ? list.error().message() : "no list of images");
-      continue;
+    mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second, stop);
+  const auto take = [&](const Result<std::string>& text) -> Result<> {
+    PTC_TRY(const std::string answer, text);
+    PTC_TRY(const auto value, parse_json(answer));
+    if (!value.is_object()) return make_error(Code::kCorrupt, "no answer about damaged images");
+    const json::object& object = value.get_object();
+    PTC_TRY(const auto right, numbers_in(object, "right"));
+    PTC_TRY(const auto never, numbers_in(object, "never"));
+    mended.right.insert(mended.right.end(), right.begin(), right.end());
+    mended.never.insert(mended.never.end(), never.begin(), never.end());
+    if (const json::value* why = object.if_contains("not_now"); why != nullptr && why->is_string())
+      return make_error(Code::kUnavailable, "{}", std::string_view(why->get_string()));
+    return ok();
+  };
+  for (const Result<std::string>& text : answers.wait())
+    if (Result<> taken = take(text); taken.has_error()) {
+      spdlog::warn("job {}: {}", place_.name, taken.error().message());
+      mended.not_now = std::move(taken).error();
     }
-    for (const json::value& number : list.value().get_array())
-      if (number.is_int64()) mended.push_back(static_cast<uint32_t>(number.get_int64()));
+  for (std::vector<uint32_t>* list : {&mended.right, &mended.never}) {
+    std::sort(list->begin(), list->end());
+    std::erase_if(*list, [&](uint32_t image) {
+      return !std::binary_search(found.replaceable.begin(), found.replaceable.end(), image);
+    });
   }
-  std::vector<uint32_t> left;
-  for (const uint32_t image : found.replaceable)
-    if (std::find(mended.begin(), mended.end(), image) == mended.end()) left.push_back(image);
-  return left;
+  return mended;
 }
 
 Result<> Mender::note_mended(const std::string& name, const std::string& id) {
@@ -246,6 +278,10 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
   const KeyedLock::Held one = repairing_.hold(name);
   for (int tries = 1;; ++tries) {
     PTC_TRY(auto record, verifier_.find(name));
+    // As they are before anything is read there.
+    std::map<std::string, MetaTransaction::Compare> fences;
+    for (const std::string& node : record.where->nodes)
+      if (node != place_.node_key()) fences.emplace(node, place_.services.cluster->fence_of(node));
     Result<Findings> examined = verifier_.examine(record, nullptr, stop);
     if (examined.has_error() && examined.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
@@ -257,36 +293,53 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       knowledge_.update([&](KnownJob& known) { known.counts.damaged_left += found.beyond.size(); });
       return found;
     }
-    const std::vector<uint32_t> left = mend(record, *record.where, found);
-    if (left.size() < found.replaceable.size()) {
+    const Mended mended = mend(record, *record.where, found, stop);
+    // What was asked of a node that did not answer may have been done.
+    if (!mended.right.empty() || mended.not_now) {
       PTC_TRY(note_mended(name, record.id));
     }
-    if (!left.empty()) {
-      PTC_TRY(auto now, verifier_.find(name));
-      if (now.id != record.id || now.stored != record.stored) continue;
-      PTC_TRY(bool done,
-              decisions_.replace_images(now, images_without(*record.where, left),
-                                        JobDecision(place_.name), /*were_damaged=*/true));
-      if (!done) continue;
+    if (!mended.never.empty()) {
+      PTC_TRY(bool done, take_out(name, record, mended.never, fences));
+      if (!done && tries < kTries) continue;
+      if (!done) return make_error(Code::kConflict, "checkpoint {} changes all the time", name);
       note_to_refresh({name});
     }
-    for (const std::string& what : found.replaced)
-      spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", place_.name,
-                   name, what);
+    if (!mended.not_now)
+      for (const std::string& what : found.replaced)
+        spdlog::warn("job {}: checkpoint {}: {}; it is made anew from another copy", place_.name,
+                     name, what);
     knowledge_.update([&](KnownJob& known) {
-      known.counts.damaged_mended += found.replaceable.size() - left.size();
-      known.counts.damaged_replaced += left.size();
+      known.counts.damaged_mended += mended.right.size();
+      known.counts.damaged_replaced += mended.never.size();
       known.counts.damaged_left += found.beyond.size();
     });
     place_.services.mending_wanted();
+    if (mended.not_now)
+      return Error(*mended.not_now)
+          .with_context(fmt::format("checkpoint {}: not all damaged copies are mended yet", name));
     return found;
   }
 }
 
-Result<Findings> Mender::repair_and_tell(const std::string& name) {
+Result<bool> Mender::take_out(const std::string& name, const CheckpointRecord& seen,
+                              const std::vector<uint32_t>& images,
+                              const std::map<std::string, MetaTransaction::Compare>& fences) {
+  PTC_TRY(auto now, verifier_.find(name));
+  if (now.id != seen.id || now.stored != seen.stored) return false;
+  JobDecision decision(place_.name);
+  for (const auto& [node, held] : copies_beside(*seen.checkpoint, *seen.where, images)) {
+    if (node == place_.node_key()) continue;
+    const MetaTransaction::Compare& fence = fences.at(node);
+    decision.rests_on_key(fence.key, fence.revision);
+  }
+  return decisions_.replace_images(now, images_without(*seen.where, images), std::move(decision),
+                                   /*were_damaged=*/true);
+}
+
+Result<Findings> Mender::repair_and_tell(const std::string& name, std::stop_token stop) {
   PTC_TRY(auto record, verifier_.find(name));
   PTC_TRY(check_member(*place_.services.cluster));
-  PTC_TRY(auto found, repair(name));
+  PTC_TRY(auto found, repair(name, std::move(stop)));
   refresh_everywhere(name);
   PTC_TRY(note_looked_over(name, record, found));
   return found;
@@ -363,8 +416,10 @@ Result<> Mender::look_over(const std::string& name) {
   PTC_TRY(auto found, verifier_.examine(record, place_.services.pace));
   if (!found.good()) {
     PTC_TRY(check_member(*place_.services.cluster));
-    PTC_TRY(found, repair(name));
+    Result<Findings> mended = repair(name, stop_of_scrub());
     (void)refresh();
+    if (mended.has_error()) note_damage(name);  // it is tried again, and not as often as one looks
+    PTC_TRY(found, std::move(mended));
   }
   return note_looked_over(name, record, std::move(found));
 }
@@ -372,29 +427,41 @@ Result<> Mender::look_over(const std::string& name) {
 void Mender::note_damage(const std::string& name) {
   {
     MutexLock lock(mutex_);
-    to_mend_.insert(name);
+    to_mend_.try_emplace(name);
   }
   place_.services.mending_wanted();
 }
 
+std::stop_token Mender::stop_of_scrub() const {
+  return place_.services.pace != nullptr ? place_.services.pace->stopped() : std::stop_token();
+}
+
 bool Mender::mend_noted() {
-  std::set<std::string> names;
+  constexpr auto kAtMost = std::chrono::seconds(300);
+  const auto now = std::chrono::steady_clock::now();
+  std::map<std::string, Noted> due;
   {
     MutexLock lock(mutex_);
-    names.swap(to_mend_);
+    for (auto one = to_mend_.begin(); one != to_mend_.end();) {
+      const auto next = std::next(one);
+      if (one->second.not_before <= now) due.insert(to_mend_.extract(one));
+      one = next;
+    }
   }
-  std::set<std::string> again;
-  for (const std::string& name : names) {
-    const Result<Findings> done = repair_and_tell(name);
+  for (auto& [name, noted] : due) {
+    const Result<Findings> done = repair_and_tell(name, stop_of_scrub());
     if (done.has_value() || done.error().code() == Code::kNotFound) continue;
     spdlog::warn("job {}: checkpoint {}: what is damaged of it is not mended yet: {}", place_.name,
                  name, done.error().message());
     const Code code = done.error().code();
-    if (code == Code::kBusy || code == Code::kConflict || code == Code::kUnavailable)
-      again.insert(name);  // else somebody verifies it again, or it is looked over
+    if (code != Code::kBusy && code != Code::kConflict && code != Code::kUnavailable)
+      continue;  // somebody verifies it again, or it is looked over
+    noted.pause = std::min(2 * noted.pause, std::chrono::seconds(kAtMost));
+    noted.not_before = std::chrono::steady_clock::now() + noted.pause;
+    MutexLock lock(mutex_);
+    to_mend_.insert_or_assign(name, noted);
   }
   MutexLock lock(mutex_);
-  to_mend_.merge(again);
   return to_mend_.empty();
 }
 

@@ -3,8 +3,10 @@
 // who have it open: a new file would be seen by none of them. Before a byte is written, what the
 // other copies hold has the checksums of the commit; afterwards the image is read once more. One
 // that does not come out right (its memory may be broken), or whose file is gone, is taken out of
-// the stored state, by a decision like any other; then it is missing, as after the loss of a node,
-// and is made anew.
+// the stored state, by a decision like any other, which names the nodes that hold all of it besides
+// as they were before they were read; then it is missing, as after the loss of a node, and is made
+// anew. One that could not be tried (who has it, or the rest, does not answer) stays as it is, for
+// most of it may be right and nowhere else by then; it is tried again.
 //
 // Who has read the wrong bytes may have kept them: the kernel of any node, and the memory in which
 // files are gathered (JobListener::contents_mended). So each mending is a decision, too: it raises
@@ -12,9 +14,12 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -43,15 +48,16 @@ class Mender {
         decisions_(decisions),
         sync_about_(std::move(sync_about)) {}
 
-  /// What was wrong; of that `replaceable` has been mended, or taken out.
+  /// What was wrong; of that `replaceable` has been mended, or taken out. Errors: also of what
+  /// could not be mended now; the rest has been.
   Result<Findings> repair(const std::string& name, std::stop_token stop = {});
   /// The same, and all nodes know of it: also what is right nowhere, and so not read any more.
-  Result<Findings> repair_and_tell(const std::string& name);
+  Result<Findings> repair_and_tell(const std::string& name, std::stop_token stop = {});
   /// Job::look_over().
   Result<> look_over(const std::string& name);
   /// Others have right what is damaged of this checkpoint: it is mended soon.
   void note_damage(const std::string& name);
-  /// Mends what was noted; false: some of it is to be tried again.
+  /// Mends what was noted and is due; false: some of it is to be tried again.
   bool mend_noted();
   /// Answers "mend": which of this node's images are right now.
   Result<std::string> answer(const boost::json::object& request, const std::string& id,
@@ -69,13 +75,26 @@ class Mender {
  private:
   Result<> note_looked_over(const std::string& name, const CheckpointRecord& record,
                             Findings found);
-  std::vector<uint32_t> mend(const CheckpointRecord& record, const StoredState& stored,
-                             const Findings& found) const;
-  std::vector<uint32_t> mend_own(const Checkpoint& checkpoint, const StoredState& stored,
-                                 const std::vector<uint32_t>& damaged_anywhere,
-                                 const std::vector<DamagedImage>& bad) const;
-  Result<> mend_image(const Checkpoint& checkpoint, const StoredState& stored,
-                      const StoredState& others, const DamagedImage& bad) const;
+  /// What became of damaged images, by their numbers; of those in neither list `not_now` says why.
+  struct Mended {
+    std::vector<uint32_t> right, never;
+    std::optional<Error> not_now;
+  };
+  Mended mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found,
+              const std::stop_token& stop) const;
+  Mended mend_own(const Checkpoint& checkpoint, const StoredState& stored,
+                  const std::vector<uint32_t>& damaged_anywhere,
+                  const std::vector<DamagedImage>& bad, const std::stop_token& stop) const;
+  /// False: it cannot be made right where it lies. An error: it could not be tried.
+  Result<bool> mend_image(const Checkpoint& checkpoint, const StoredState& stored,
+                          const StoredState& others, const DamagedImage& bad,
+                          const std::stop_token& stop) const;
+  /// The decision that these images go. False: something has changed meanwhile.
+  Result<bool> take_out(const std::string& name, const CheckpointRecord& seen,
+                        const std::vector<uint32_t>& images,
+                        const std::map<std::string, MetaTransaction::Compare>& fences);
+  /// When the daemon ends.
+  std::stop_token stop_of_scrub() const;
   Result<> note_mended(const std::string& name, const std::string& id);
 
   const JobPlace& place_;
@@ -87,7 +106,13 @@ class Mender {
   Mutex refreshing_;     // caches, one thread at a time; before the lock of decisions
   KeyedLock repairing_;  // by checkpoint: two who ask for the same mend it once
   mutable Mutex mutex_;
-  std::set<std::string> to_mend_ PTC_GUARDED_BY(mutex_), to_refresh_ PTC_GUARDED_BY(mutex_);
+  /// When it is to be mended; what is in vain is tried again after twice the time.
+  struct Noted {
+    std::chrono::steady_clock::time_point not_before;
+    std::chrono::seconds pause{1};
+  };
+  std::map<std::string, Noted> to_mend_ PTC_GUARDED_BY(mutex_);  // by name
+  std::set<std::string> to_refresh_ PTC_GUARDED_BY(mutex_);
   std::map<std::string, std::string> not_said_
       PTC_GUARDED_BY(mutex_);  // that were mended, which is not decided yet; name → id
 };

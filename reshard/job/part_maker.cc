@@ -296,9 +296,12 @@ Result<PlanPart> PartMaker::make_for(std::string_view request) const {
   FetchedFiles fetched;
   const JobKnowledge::Snapshot before = uses_.knowledge.now();
   const CheckpointRecord* here = before->find_id(id);
+  CheckpointEntry entry{id};
+  if (here != nullptr) entry = *here;
+  entry.generation = generation;
+  entry.stored = stored_file;
   if (here == nullptr || here->stored != stored_file)
-    uses_.files.fetch(uses_.files.lacking(CheckpointFiles::files_of(id, stored_file), fetched),
-                      fetched);
+    uses_.files.fetch(uses_.files.lacking(CheckpointFiles::files_of(entry), fetched), fetched);
   // One part for a checkpoint at a time; what was made for the same plan before is not made again.
   const KeyedLock::Held one = uses_.shelf.making(id);
   PTC_TRY(auto made_before, uses_.shelf.find(id, wanted_plan, epoch));
@@ -310,7 +313,7 @@ Result<PlanPart> PartMaker::make_for(std::string_view request) const {
   }
   uses_.shelf.drop(id);
   if (record.checkpoint == nullptr) {
-    PTC_TRY(record, uses_.files.load(id, generation, stored_file, fetched));
+    PTC_TRY(record, uses_.files.load(entry, fetched));
   }
   std::shared_ptr<const StoredState> stored = record.where;
   PTC_TRY(auto change, plan_change(*record.checkpoint, *stored, wanted));

@@ -193,11 +193,19 @@ Result<std::shared_ptr<const StoredState>> Resharder::move_or_repair(const Check
                                                                      const WantedState& wanted,
                                                                      Attempt& attempt,
                                                                      Fences& fences) {
+  constexpr int kMostInARow = 3;  // then what is found is not what is wrong
   auto moved = move(record, wanted, attempt, fences);
+  if (moved.has_value()) damaged_in_a_row_ = 0;
   if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
   Result<Findings> found =
       uses_.mender.repair(record.checkpoint->name(), attempt.activity->stop_token());
+  if (found.has_error() && found.error().code() == Code::kUnavailable)
+    return std::move(found).error();  // who has it right does not answer now
   if (found.has_error() || found.value().replaceable.empty()) return moved;
+  if (++damaged_in_a_row_ > kMostInARow) {
+    damaged_in_a_row_ = 0;
+    return moved;
+  }
   return make_error(Code::kCancelled,
                     "damaged copies were taken out: what is made of the others comes next");
 }

@@ -118,7 +118,8 @@ class Resharder {
   const Uses uses_;
   const bool shares_bytes_ = uses_.place.services.cluster->shares_bytes();
   std::chrono::seconds copies_tried_again_{0};  // so long after the last time; by the loop alone
-  Loop loop_;                                   // last: its steps use the rest
+  int damaged_in_a_row_ = 0;  // moves that failed of damaged copies; of who reshards
+  Loop loop_;                 // last: its steps use the rest
 };
 
 }  // namespace ptc

@@ -24,6 +24,7 @@ constexpr uint64_t kLeastBytesPerSecond = 64 << 20;
 // With less than a quarter of a processor the thread is in somebody's way, if only in the memory's.
 constexpr int kStarved = 4;
 constexpr auto kBusyPause = 250ms;
+constexpr auto kRest = 60s;  // of a job that could not be looked over: all of it is read each time
 
 std::chrono::nanoseconds thread_time() {
   timespec time{};
@@ -137,8 +138,11 @@ void Scrubber::look_over_one() {
   JobRef first;
   Job::ToLookOver what;
   uint64_t stored_bytes = 0;
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(resting_, [&](const auto& one) { return one.second <= now; });
   for (const JobRef& job : jobs_()) {
     stored_bytes += job->stored_bytes_here();
+    if (resting_.contains(job->name())) continue;
     const std::optional<Job::ToLookOver> next = job->next_to_look_over(started_ns_);
     if (!next || (first != nullptr && next->last_ns >= what.last_ns)) continue;
     first = job;
@@ -149,6 +153,7 @@ void Scrubber::look_over_one() {
                        : rate_.bytes_per_second);
   if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay))) return;
   Result<> looked = first->look_over(what.checkpoint);
+  if (looked.has_error()) resting_[first->name()] = std::chrono::steady_clock::now() + kRest;
   if (looked.has_error())
     spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint,
                   looked.error().message());

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <stop_token>
 #include <string_view>
@@ -77,6 +78,7 @@ class Scrubber {
   const int64_t started_ns_;
   Pace& pace_;
   const std::function<std::vector<std::shared_ptr<Job>>()> jobs_;
+  std::map<std::string, std::chrono::steady_clock::time_point> resting_;  // jobs; of the thread
   Mutex mutex_;
   StoppableConditionVariable woken_;
   bool wake_ PTC_GUARDED_BY(mutex_) = false;

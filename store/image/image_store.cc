@@ -415,8 +415,6 @@ Result<ImageRef> ImageStore::open(const ImageId& id, uint64_t expected_bytes) {
 Result<ImageRef> ImageStore::open(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
   MutexLock lock(mutex_);
-  if (withdrawn_.contains(id.text))
-    return make_error(Code::kNotFound, "image {} in {} is damaged", id.text, dir_);
   ImageRef image = find_open(id);
   if (image == nullptr && losing_names_.contains(id.text))
     return make_error(Code::kNotFound, "image {} in {} was removed", id.text, dir_);
@@ -469,11 +467,6 @@ Result<> ImageStore::remove_name(const ImageId& id, const std::string& name) {
 ImageRef ImageStore::find_open(const ImageId& id) const {
   const auto found = open_.find(id.text);
   return found != open_.end() ? found->second.lock() : nullptr;
-}
-
-void ImageStore::withdraw(const ImageId& id) {
-  MutexLock lock(mutex_);
-  withdrawn_.insert(id.text);
 }
 
 Result<> ImageStore::sync() {

@@ -172,9 +172,6 @@ class ImageStore {
   /// Takes the name away; holders keep reading, and as long as there is one open() finds it: other
   /// nodes read it by its id. Not there: ok.
   Result<> remove(const ImageId& id);
-  /// A damaged one that cannot be mended: nobody finds it any more, as if its last holder had let
-  /// go.
-  void withdraw(const ImageId& id);
   /// From now on not even its owner may write the file. Not there: ok.
   Result<> make_read_only(const ImageId& id);
   /// A decision names it, and by what lies beside it a start will know that: it is a draft no more,
@@ -223,7 +220,6 @@ class ImageStore {
   const LazyFilesRef files_;
   mutable Mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_ PTC_GUARDED_BY(mutex_);
-  std::unordered_set<std::string> withdrawn_ PTC_GUARDED_BY(mutex_);
   std::unordered_multiset<std::string> losing_names_
       PTC_GUARDED_BY(mutex_);  // remove_name() is at them
   std::unordered_set<std::string> drafts_ PTC_GUARDED_BY(mutex_);

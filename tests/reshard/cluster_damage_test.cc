@@ -1,4 +1,7 @@
 // Copies that are damaged or gone: found, mended or made anew, and never passed on.
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -7,6 +10,7 @@
 #include <fstream>
 #include <thread>
 
+#include "store/base/file.h"
 #include "tests/reshard/cluster_fixture.h"
 #include "tests/support/becomes.h"
 
@@ -50,6 +54,14 @@ class DamageTest : public ClusterTest {
     stream.seekp(static_cast<std::streamoff>(offset));
     stream.put(byte);
     ASSERT_TRUE(stream.good());
+  }
+  /// Nobody can write it then.
+  static bool set_immutable(const std::string& file, bool immutable) {
+    const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+    int flags = 0;
+    if (!fd.valid() || ::ioctl(fd.get(), FS_IOC_GETFLAGS, &flags) != 0) return false;
+    flags = immutable ? flags | FS_IMMUTABLE_FL : flags & ~FS_IMMUTABLE_FL;
+    return ::ioctl(fd.get(), FS_IOC_SETFLAGS, &flags) == 0;
   }
   std::string spec_text_;
 };
@@ -281,6 +293,99 @@ TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {
     EXPECT_THAT(answer.error().message(), HasSubstr("do not have the checksum they had"));
   }
   EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+/// Most of a damaged copy may be right, and the last of it by the time that the other is gone: it
+/// stays until it is mended, whoever does not answer meanwhile.
+TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
+  for (const std::string_view lost : {"fetch", "job/mend"}) {
+    SCOPED_TRACE(lost);
+    cluster_.loses = nullptr;
+    if (cluster_.job(0, "job") == nullptr) commit_with_copies(1);
+    const unsigned node = holder_of(1), asked = lost == "fetch" ? node : (node + 1) % 3;
+    const std::string file = image_file(node, 1);
+    flip_byte(file, 20);  // of its header
+    std::atomic<int> in_vain = 0;
+    cluster_.loses = [&](const std::string&, std::string_view method) {
+      if (method == lost) ++in_vain;
+      return method == lost;
+    };
+    EXPECT_TRUE(cluster_.job(asked, "job")->repair("base").has_error());
+    EXPECT_GT(in_vain, 0);
+    ASSERT_TRUE(cluster_.job(asked, "job")->verify("base").has_error());
+    const int before = in_vain;
+    EXPECT_TRUE(becomes([&] { return in_vain > before; })) << "it is tried again";
+    cluster_.wait_settled();
+    EXPECT_EQ(image_file(node, 1), file);
+    EXPECT_TRUE(std::filesystem::exists(file));
+    EXPECT_TRUE(cluster_.job(asked, "job")->find_checkpoint("base")->lost_tensors().empty());
+    EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_replaced, 0u);
+    cluster_.loses = nullptr;
+    EXPECT_TRUE(becomes([&] { return cluster_.job(asked, "job")->verify("base").has_value(); }));
+    EXPECT_EQ(image_file(node, 1), file);
+    // Who is known to have it can be gone: then this one is what is left.
+    expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+  }
+}
+
+/// One that is taken out, for there is nothing left to mend, goes only while those live who have
+/// the rest, and as they were when that was read.
+TEST_F(DamageTest, NoneIsTakenOutButForOthersThatLive) {
+  commit_with_copies(1);
+  const unsigned node = holder_of(2);
+  const std::string file = image_file(node, 2);
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0);
+  std::filesystem::resize_file(file, 1000);
+  if (!set_immutable(file, true))
+    GTEST_SKIP() << "this file system, or user, makes no file immutable";
+  std::string other;
+  for (const std::string& holder : holders(0, spec_of(spec_text_), 2))
+    if (holder != LocalCluster::name(node)) other = holder;
+  const unsigned asked =
+      (node + 1) % 3 == static_cast<unsigned>(other[1] - '0') ? (node + 2) % 3 : (node + 1) % 3;
+  std::atomic<bool> once = false, named = false;
+  cluster_.refuses = [&](const std::string& who,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    if (who != LocalCluster::name(asked)) return std::nullopt;
+    for (const auto& [key, value] : transaction.puts) {
+      if (key != "jobs/job/checkpoints/base" || once.exchange(true)) continue;
+      for (const auto& compare : transaction.compares)
+        if (compare.key == "nodes/" + other || compare.key == kMembership) named = true;
+    }
+    return std::nullopt;
+  };
+  Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
+  EXPECT_TRUE(set_immutable(file, false));
+  ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
+  cluster_.refuses = nullptr;
+  EXPECT_TRUE(once);
+  EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_replaced, 1u);
+  EXPECT_TRUE(named) << "the decision does not rest on that node " << other << " lives";
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
+/// By them a node would find good bytes of others wrong, and mend them.
+TEST_F(DamageTest, WhatDescribesACheckpointIsTakenAnewWhereItHasChanged) {
+  commit_with_copies(1);
+  const unsigned node = 0;
+  const std::string checkpoints = cluster_.directory(node) + "/jobs/job/checkpoints";
+  const std::string directory = std::filesystem::directory_iterator(checkpoints)->path();
+  for (const char* name : {"headers.bin", "manifest.json"}) {
+    SCOPED_TRACE(name);
+    const std::string file = directory + "/" + name, before = read_file(file);
+    for (const size_t at : {before.size() / 2, before.size() - 3}) {
+      cluster_.stop(node);
+      flip_byte(file, at);
+      cluster_.start(node);
+      cluster_.wait_settled();
+      EXPECT_EQ(read_file(file), before);
+      for (unsigned each : {0u, 1u, 2u})
+        EXPECT_TRUE(cluster_.job(each, "job")->verify("base").has_value()) << each;
+    }
+  }
+  EXPECT_EQ(cluster_.job(1, "job")->numbers().mendings, 0u);
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
 /// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is

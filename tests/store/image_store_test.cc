@@ -92,13 +92,6 @@ TEST_F(Images, ThatAreCutOrTooLongAreMended) {
   }
 }
 
-TEST_F(Images, ThatAreWithdrawnAreNotFoundThoughTheyAreHeld) {
-  ImageRef image = publish("hello");
-  store_->withdraw(image->id());
-  EXPECT_TRUE(has_error(store_->open(image->id()), Code::kNotFound, "damaged"));
-  EXPECT_EQ(text_of(image), "hello");
-}
-
 TEST_F(Images, CanBeShownBeforeTheyAreWhole) {
   ImageWriter writer = store_->create(10).value();
   const ImageId id = writer.id();
