@@ -236,7 +236,8 @@ class IndexBuilder {
       PTC_TRY(read_exactly(fd, some, at));
       crc = crc32c(some, crc);
       at += some.size();
-      context_.progress->bytes_done += some.size();
+      if (list_.format != SourceFormat::kFiles)  // how many all of these have is not known
+        context_.progress->bytes_done += some.size();
     }
     both.all = crc;
     return both;
