@@ -7,10 +7,10 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import mount
+import ranks
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.join(HERE, "../../tools/python")
@@ -132,15 +132,8 @@ class Frameworks(mount.TestCase):
         body = "\n".join(parts).replace("/mnt/ptc", self.mount.path)
         meet = self.temporary(f"meet-{len(os.listdir(self.scratch))}")
         text = PROLOGUE.replace("NEEDS_GROUP", str(group)) + body + EPILOGUE
-        log = open(meet + ".log", "w+", encoding="utf-8")
-        self.addCleanup(log.close)
-        processes = [subprocess.Popen([sys.executable, "-W", "ignore", "-c", text, str(rank), str(size), meet],
-                                      stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.scratch) for rank in range(size)]
-        for process in processes:
-            self.addCleanup(process.kill)
-        codes = [process.wait(timeout=200) for process in processes]
-        log.seek(0)
-        self.assertEqual(codes, [0] * size, log.read())
+        codes, said = ranks.SERVER.run(text, [[str(rank), str(size), meet] for rank in range(size)], self.scratch, seconds=200)
+        self.assertEqual(codes, [0] * size, said)
 
     def job(self, name, **layout):
         return ptc.Job.create(os.path.join(self.mount.path, name), **layout)
