@@ -410,6 +410,31 @@ Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
   return ok();
 }
 
+/// Megatron compares these with its own before it loads a file.
+Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& path,
+                                                          const LayoutSpec& spec) const {
+  std::vector<NewArgument> arguments;
+  const std::vector<TensorInfo>& tensors = model().tensors();
+  const auto of_file = [&](const TensorInfo& tensor) {
+    return tensor.by_stage && tensor.file == path;
+  };
+  if (std::none_of(tensors.begin(), tensors.end(), of_file)) return arguments;
+  arguments.push_back({"tensor_model_parallel_size", spec.sizes.tp});
+  arguments.push_back({"pipeline_model_parallel_size", spec.sizes.pp});
+  const auto embedding = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    return of_file(tensor) && tensor.name.ends_with("embedding.word_embeddings.weight");
+  });
+  if (embedding == tensors.end()) return arguments;
+  LayoutSpec of_tp = spec;
+  of_tp.optimizer = OptimizerCut::kReplicated;
+  PTC_TRY(const auto part,
+          model().slice(static_cast<uint32_t>(embedding - tensors.begin()), of_tp, StateCoords()));
+  if (part && !part->local_shape.empty())
+    arguments.push_back(
+        {"padded_vocab_size", static_cast<int64_t>(part->local_shape[0] * spec.sizes.tp)});
+  return arguments;
+}
+
 /// Numbers for parts of tensors, the same for those with the same bytes.
 std::vector<uint64_t> Checkpoint::contents_of(const std::vector<Model::Held>& held) const {
   std::vector<uint64_t> numbers(held.size());
@@ -497,12 +522,14 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
                       model().tensors()[part.tensor].dtype, part.part.local_shape, arrays.size()});
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;
+  std::vector<NewArgument> arguments;
   if (&format == &torch_format()) {
     PTC_TRY(like, written_like(path, state, held));
+    PTC_TRY(arguments, arguments_of(path, spec));
     const std::vector<uint64_t> contents = contents_of(held);
     for (size_t i = 0; i < arrays.size(); ++i) arrays[i].content = contents[i];
   }
-  auto made = format.lay_out(arrays, like);
+  auto made = format.lay_out(arrays, like, arguments);
   if (made.has_error()) return std::move(made).error().with_context(path);
   StateFile result = filled(made.value());
   if (same_as != nullptr) {

@@ -265,6 +265,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// kInvalidArgument: what is beside tensors in files of torch's takes too much memory under this
   /// layout, where each state has its own.
   Result<> check_literals(const LayoutSpec& spec) const;
+  /// What the `args` of a file of Megatron's say under a layout.
+  Result<std::vector<NewArgument>> arguments_of(const std::string& path,
+                                                const LayoutSpec& spec) const;
   std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
   uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
                     const std::vector<Model::Held>& held) const;

@@ -27,8 +27,8 @@ class DcpFormat final : public FileFormat {
     found.gaps_are_others = true;  // zip headers, pickles
     return found;
   }
-  Result<FileLayout> lay_out(std::span<const NewArray>,
-                             std::span<const FileOutline>) const override {
+  Result<FileLayout> lay_out(std::span<const NewArray>, std::span<const FileOutline>,
+                             std::span<const NewArgument>) const override {
     return make_error(Code::kInternal, "no layout has files of distributed checkpointing");
   }
 };

@@ -46,8 +46,8 @@ class SafetensorsFormat final : public FileFormat {
     return found;
   }
 
-  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
-                             std::span<const FileOutline>) const override {
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays, std::span<const FileOutline>,
+                             std::span<const NewArgument>) const override {
     std::vector<TensorEntry> entries;
     std::unordered_map<std::string_view, size_t> number;
     for (size_t i = 0; i < arrays.size(); ++i) {
@@ -89,8 +89,8 @@ class NpyFormat final : public FileFormat {
     return found;
   }
 
-  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
-                             std::span<const FileOutline>) const override {
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays, std::span<const FileOutline>,
+                             std::span<const NewArgument>) const override {
     if (arrays.size() != 1)
       return make_error(Code::kInternal, "an .npy would have to hold {} tensors", arrays.size());
     std::string header = write_npy_header(arrays[0].dtype, arrays[0].shape);

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "reshard/checkpoint/megatron_file.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/plan/literals.h"
 #include "reshard/ptc/model.h"
@@ -33,8 +34,9 @@ struct FileTensors {
   std::vector<std::optional<SaidPart>> said;
   /// By tensor: one before it of which it is another name, or itself; empty: each is itself.
   std::vector<uint32_t> same_as;
-  TorchNaming naming;  // of torch's: what its names are without
-  Literals literals;   // bytes of the file that are no tensor's, as far as its reader may see them
+  TorchNaming naming;                    // of torch's: what its names are without
+  std::optional<MegatronFile> megatron;  // of torch's: what Megatron's says of its model
+  Literals literals;  // bytes of the file that are no tensor's, as far as its reader may see them
   /// What is in neither is not padding but what its writer put there; no reader sees it.
   bool gaps_are_others = false;
 
@@ -53,6 +55,12 @@ struct NewArray {
   DType dtype = DType::kF32;
   Shape shape;
   uint64_t content = 0;  // two of equal number have equal bytes
+};
+
+/// What the `args` of a file of Megatron's shall say.
+struct NewArgument {
+  std::string name;
+  int64_t value = 0;
 };
 
 /// Of all files of a checkpoint together, replicas counted once: headers.bin is read at every
@@ -85,9 +93,14 @@ class FileFormat {
                                       std::optional<DType> declared) const = 0;
 
   /// `like`: files of this name that ranks wrote, best first; what they have beside these tensors
-  /// the new one gets, too.
+  /// the new one gets, too. `arguments`: numbers that are others than in these.
   virtual Result<FileLayout> lay_out(std::span<const NewArray> arrays,
-                                     std::span<const FileOutline> like) const = 0;
+                                     std::span<const FileOutline> like,
+                                     std::span<const NewArgument> arguments) const = 0;
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
+                             std::span<const FileOutline> like) const {
+    return lay_out(arrays, like, {});
+  }
 };
 
 /// Of a file that holds tensors, by its name. `in_set`: it is a shard.

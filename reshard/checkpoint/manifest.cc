@@ -62,6 +62,9 @@ Result<TensorInfo> parse_tensor(const json::object& object) {
   if (object.contains("whole_on_dp")) {
     PTC_TRY(tensor.whole_on_dp, member<bool>(object, "whole_on_dp"));
   }
+  if (object.contains("by_stage")) {
+    PTC_TRY(tensor.by_stage, member<bool>(object, "by_stage"));
+  }
   return tensor;
 }
 
@@ -188,6 +191,7 @@ std::string Manifest::to_text() const {
                                    {"pad_single_rank", tensor.pad_single_rank},
                                    {"checksum", checksums[i].to_hex()}});
     if (tensor.whole_on_dp) tensors.back().as_object()["whole_on_dp"] = true;
+    if (tensor.by_stage) tensors.back().as_object()["by_stage"] = true;
   }
   root["tensors"] = std::move(tensors);
   json::array file_array;

@@ -2,13 +2,17 @@
 // own (headers, directory), the pickle, and storages of values that are no tensors of the model.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/megatron_file.h"
+#include "reshard/checkpoint/megatron_optimizer.h"
 #include "reshard/checkpoint/torch_contents.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
@@ -105,9 +109,29 @@ struct ModelTensors {
   std::vector<uint32_t> numbers;        // in TorchFile::tensors()
   std::vector<std::string_view> names;  // in the same order, in that file's own
   TorchNaming naming;
+  std::optional<MegatronFile> megatron;
+  std::optional<MegatronOptimizer> optimizer;  // of such a file, whose names are in it
 };
 
-ModelTensors model_tensors(const TorchFile& file, const std::optional<TorchNaming>& as) {
+/// kInvalidArgument: of state by number it cannot be told whose it is.
+Result<> name_by_parameters(const TorchFile& file, ModelTensors& found) {
+  std::vector<MegatronArray> arrays;
+  for (size_t i = 0; i < found.numbers.size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[found.numbers[i]];
+    arrays.push_back({found.names[i], tensor.dtype, tensor.shape});
+  }
+  PTC_TRY(found.optimizer, MegatronOptimizer::find(file, arrays, found.numbers));
+  if (!found.optimizer) return ok();
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (const auto& name = found.optimizer->name(i)) found.names[i] = *name;
+    if (!names.insert(found.names[i]).second)
+      return invalid_argument("it has two tensors that are called {}", ptc::quoted(found.names[i]));
+  }
+  return ok();
+}
+
+Result<ModelTensors> model_tensors(const TorchFile& file, const std::optional<TorchNaming>& as) {
   ModelTensors found;
   TorchNames names;
   for (uint32_t i = 0; i < file.tensors().size(); ++i) {
@@ -119,6 +143,10 @@ ModelTensors model_tensors(const TorchFile& file, const std::optional<TorchNamin
     names.add(tensor.name, path);
   }
   found.names = std::move(names).finish(as, &found.naming);
+  found.megatron = megatron_file(file);
+  if (found.megatron) {
+    PTC_TRY(name_by_parameters(file, found));
+  }
   return found;
 }
 
@@ -168,13 +196,22 @@ Result<> check_arrays(const TorchFile& file, const ModelTensors& model) {
 /// One that a new file shall be like.
 class WrittenTorchFile {
  public:
-  static Result<std::shared_ptr<const WrittenTorchFile>> read(const FileOutline& outline) {
+  /// `arguments`: what its `args` say from now on, where they say anything of that.
+  static Result<std::shared_ptr<const WrittenTorchFile>> read(
+      const FileOutline& outline, std::span<const NewArgument> arguments = {}) {
     PTC_TRY(auto literals, literals_of(outline));
     std::string_view text = outline.text;
     PTC_TRY(const auto naming, take_naming(text));
     PTC_TRY(auto file, TorchFile::read(read_literals(literals), outline.file_bytes));
+    PTC_TRY(auto model, model_tensors(file, naming));
+    for (const NewArgument& argument : arguments) {
+      if (!model.megatron) break;
+      for (const auto& [name, node] : model.megatron->nodes)
+        if (name == argument.name && file.pickle().is(node, PickleKind::kInt))
+          file.set_integer(node, argument.value);
+    }
     return std::shared_ptr<const WrittenTorchFile>(
-        new WrittenTorchFile(std::move(literals), std::move(file), naming));
+        new WrittenTorchFile(std::move(literals), std::move(file), std::move(model)));
   }
   const TorchFile& file() const { return file_; }
   const ModelTensors& model() const { return model_; }
@@ -193,10 +230,8 @@ class WrittenTorchFile {
   }
 
  private:
-  WrittenTorchFile(Literals literals, TorchFile file, const std::optional<TorchNaming>& naming)
-      : literals_(std::move(literals)),
-        file_(std::move(file)),
-        model_(model_tensors(file_, naming)) {}
+  WrittenTorchFile(Literals literals, TorchFile file, ModelTensors model)
+      : literals_(std::move(literals)), file_(std::move(file)), model_(std::move(model)) {}
   const Literals literals_;
   const TorchFile file_;
   const ModelTensors model_;
@@ -272,16 +307,6 @@ Result<FileLayout> lay_out_like(const WrittenTorchFile& like, std::span<const Ne
   return finish_layout(std::move(made), std::move(offsets), std::move(literals));
 }
 
-std::string without_numbers(std::string_view name) {
-  std::string kind;
-  for (const char c : name) {
-    const bool digit = c >= '0' && c <= '9';
-    if (!digit) kind += c;
-    else if (kind.empty() || kind.back() != '#') kind += '#';
-  }
-  return kind;
-}
-
 /// The path with the numbers of a name that differs in numbers alone (a stage's own ones); false:
 /// it has not as many.
 bool renumber(std::vector<TorchStep>& path, std::string_view name) {
@@ -335,6 +360,9 @@ class TorchMerge {
     const bool first = files_.empty();
     files_.push_back(written);
     const TorchFile& file = written->file();
+    is_megatron_ = is_megatron_ || written->model().megatron.has_value();
+    if (written->model().optimizer && optimizer_) optimizer_->add(*written->model().optimizer);
+    else if (written->model().optimizer) optimizer_ = written->model().optimizer;
     Tensors tensors;
     for (size_t i = 0; i < written->model().numbers.size(); ++i) {
       const std::string_view name = written->model().names[i];
@@ -344,6 +372,7 @@ class TorchMerge {
       note(tensors, path, take);
       if (found == by_name_.end()) names_elsewhere_.insert(std::string(name));
       kinds_.try_emplace(without_numbers(name), path);
+      if (is_megatron_) modules_with_tensors_.emplace(name.substr(0, name.rfind('.') + 1));
       if (!take) continue;
       placed_[found->second] = true;
       --left_;
@@ -353,6 +382,11 @@ class TorchMerge {
       std::vector<TorchStep> path = file.path(literal.place);
       if (path.empty() || !comes(tensors, path, path.size() - 1, first)) continue;
       if (take_parameters(path, file.pickle(), literal.node)) continue;
+      if (is_megatron_ && is_beside_tensors(path)) {
+        of_modules_.try_emplace(without_numbers(path.back().key), path, &file.pickle(),
+                                literal.node);
+        continue;
+      }
       const bool empty = is_empty(file.pickle(), literal.node);
       (empty ? empties_ : literals_)
           .push_back({{std::move(path), &file.pickle(), literal.node}, nullptr, 0, files_.size()});
@@ -388,6 +422,11 @@ class TorchMerge {
     for (uint32_t i = 0; i < arrays_.size(); ++i) {
       if (placed_[i]) continue;
       const auto kind = kinds_.find(without_numbers(arrays_[i].name));
+      if (is_megatron_) {
+        place({{TorchStep::Kind::kKey, "model", 0}, {TorchStep::Kind::kKey, arrays_[i].name, 0}},
+              i);
+        continue;
+      }
       std::vector<TorchStep> path;
       if (kind != kinds_.end()) path = kind->second;
       if (kind == kinds_.end() || !renumber(path, arrays_[i].name))
@@ -395,8 +434,13 @@ class TorchMerge {
                                 ptc::quoted(arrays_[i].name));
       place(std::move(path), i);
     }
+    if (is_megatron_) put_in_order();
+    if (optimizer_) {
+      PTC_TRY(place_state());
+    }
     for (const TorchPathValue& value : values_) occupy(value.path, 0);
     owner_.resize(values_.size());
+    if (is_megatron_) place_of_modules();
     place_parameters();
     for (const Own& own : literals_) place(own);
     for (const Own& own : empties_) place(own);
@@ -421,6 +465,14 @@ class TorchMerge {
     const WrittenTorchFile* file;
     uint64_t offset;
     size_t of;  // the number of its file, from 1 on
+  };
+  /// A value beside the tensors of a module.
+  struct OfModule {
+    std::vector<TorchStep> path;
+    const Pickle* pickle;
+    PickleId node;
+    OfModule(std::vector<TorchStep> path_given, const Pickle* pickle_given, PickleId node_given)
+        : path(std::move(path_given)), pickle(pickle_given), node(node_given) {}
   };
   /// By the text of a path: the model's tensors below it in one file.
   struct Below {
@@ -467,6 +519,9 @@ class TorchMerge {
   /// Whether it is the list of a group's parameters, by name or number.
   bool take_parameters(const std::vector<TorchStep>& path, const Pickle& pickle, PickleId node) {
     const size_t size = path.size();
+    if (optimizer_ && size >= 3 && path[size - 1].key == "params" &&
+        path[size - 3].key == "param_groups")
+      return true;  // place_state() makes it anew
     if (size < 3 || path[size - 1].key != "params" || path[size - 3].key != "param_groups" ||
         !pickle.is(node, PickleKind::kList))
       return false;
@@ -488,6 +543,103 @@ class TorchMerge {
       if (parameters.known.insert(torch_path_text(std::span(&one.key, 1))).second)
         parameters.all.push_back(std::move(one));
     return true;
+  }
+  /// Whoever reads the file again knows an optimizer's state by the order of parameters: that of
+  /// the model, whatever files they came from. The head is last, also one that is the embedding.
+  void put_in_order() {
+    std::vector<uint32_t> order(array_.size());
+    for (uint32_t v = 0; v < order.size(); ++v) order[v] = v;
+    const auto rank = [&](uint32_t v) {
+      return std::pair(arrays_[array_[v]].name.ends_with(kMegatronHead), array_[v]);
+    };
+    std::sort(order.begin(), order.end(),
+              [&](uint32_t a, uint32_t b) { return rank(a) < rank(b); });
+    std::vector<TorchPathValue> values;
+    std::vector<uint32_t> arrays;
+    for (const uint32_t v : order) {
+      values.push_back(std::move(values_[v]));
+      arrays.push_back(array_[v]);
+    }
+    values_ = std::move(values);
+    array_ = std::move(arrays);
+  }
+
+  /// The optimizer's state goes by number in the files of Megatron's, and its groups list these.
+  Result<> place_state() {
+    std::vector<MegatronArray> arrays;
+    for (const NewArray& array : arrays_) arrays.push_back({array.name, array.dtype, array.shape});
+    PTC_TRY(auto places, optimizer_->places(arrays));
+    for (size_t v = 0; v < array_.size(); ++v)
+      if (auto& path = places.paths[array_[v]]; !path.empty()) values_[v].path = std::move(path);
+    for (auto& [path, numbers] : places.groups) {
+      PickleWriter list;
+      list.opcode(']');
+      list.opcode('(');
+      for (const int64_t number : numbers) list.integer(number);
+      list.opcode('e');
+      group_texts_.push_back(std::move(list).finish());
+      PTC_TRY(auto pickle, Pickle::parse(group_texts_.back()));
+      group_pickles_.push_back(std::move(pickle));
+      values_.push_back({std::move(path), &group_pickles_.back(), group_pickles_.back().root()});
+    }
+    for (auto& path : places.empty_lists) {
+      values_.push_back({std::move(path)});
+      values_.back().empty_list = true;
+    }
+    return ok();
+  }
+
+  /// Whether it is beside the tensors, in the flat dict of Megatron's model.
+  static bool is_beside_tensors(const std::vector<TorchStep>& path) {
+    return path.size() == 2 && path[0].key == "model" && path[1].kind == TorchStep::Kind::kKey;
+  }
+  /// Where the number is in a name: begin and end; 0: there is none.
+  static std::pair<size_t, size_t> layer_in(std::string_view name) {
+    constexpr std::string_view kLayers = "layers.";
+    const size_t at = name.find(kLayers);
+    if (at == name.npos || (at > 0 && name[at - 1] != '.')) return {0, 0};
+    const size_t begin = at + kLayers.size();
+    const size_t end = std::min(name.find_first_not_of("0123456789", begin), name.size());
+    return end > begin ? std::pair(begin, end) : std::pair<size_t, size_t>(0, 0);
+  }
+  /// What modules have beside their tensors (`_extra_state`, most often None) is where the module
+  /// is. That of layers is None, or else there is one stage only (MegatronFile::of_layer): all
+  /// layers of the file have it.
+  void place_of_modules() {
+    std::set<std::string> layers;
+    for (const NewArray& array : arrays_)
+      if (const auto [begin, end] = layer_in(array.name); end > 0)
+        layers.insert(array.name.substr(begin, end - begin));
+    for (const auto& [kind, value] : of_modules_) {
+      std::vector<TorchStep> path = value.path;
+      const auto [begin, end] = layer_in(value.path.back().key);
+      if (end == 0) {
+        if (is_module_here(path.back().key)) place_beside(path, value);
+        continue;
+      }
+      for (const std::string& layer : layers) {
+        path.back().key = value.path.back().key;
+        path.back().key.replace(begin, end - begin, layer);
+        place_beside(path, value);
+      }
+    }
+    owner_.resize(values_.size());
+  }
+  void place_beside(const std::vector<TorchStep>& path, const OfModule& value) {
+    if (occupied_.contains(torch_path_text(path))) return;
+    values_.push_back({path, value.pickle, value.node});
+    occupy(path, 1);
+  }
+  /// Whether the file has the module of a value beside its tensors.
+  bool is_module_here(std::string_view name) const {
+    const auto any = [&](std::string_view beginning) {
+      return std::any_of(arrays_.begin(), arrays_.end(),
+                         [&](const NewArray& array) { return array.name.starts_with(beginning); });
+    };
+    const std::string_view module = name.substr(0, name.rfind('.') + 1);
+    if (any(module)) return true;
+    if (module == "output_layer.") return any("decoder.final_");  // tied, without a weight
+    return !modules_with_tensors_.contains(std::string(module));
   }
   void place_parameters() {
     for (auto& [text, parameters] : parameters_) {
@@ -572,6 +724,13 @@ class TorchMerge {
   std::vector<uint32_t> array_;                      // by value
   std::vector<const Own*> owner_;                    // by value; null: of an array, or a parameter
   std::vector<Own> literals_, empties_;
+  // Of Megatron's files:
+  bool is_megatron_ = false;
+  std::optional<MegatronOptimizer> optimizer_;
+  std::deque<std::string> group_texts_;
+  std::deque<Pickle> group_pickles_;                      // of those texts
+  std::map<std::string, OfModule> of_modules_;            // by key without numbers
+  std::unordered_set<std::string> modules_with_tensors_;  // "output_layer."
   /// By the text of a path with a value at it, or below: the file of the first, 0 for tensors.
   std::unordered_map<std::string, size_t> occupied_;
   std::unordered_set<std::string> values_at_;
@@ -582,7 +741,7 @@ class TorchFormat final : public FileFormat {
   Result<std::string> outline(const ReadAt& read, uint64_t file_bytes,
                               std::optional<DType>) const override {
     PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
-    const ModelTensors model = model_tensors(file, {});
+    PTC_TRY(const ModelTensors model, model_tensors(file, {}));
     std::vector<Range> arrays;
     for (const uint32_t i : model.numbers) {
       const TorchTensor& tensor = file.tensors()[i];
@@ -623,8 +782,9 @@ class TorchFormat final : public FileFormat {
     PTC_TRY(const auto file, TorchFile::read(read_literals(found.literals), outline.file_bytes));
     std::string_view text = outline.text;
     PTC_TRY(const auto naming, take_naming(text));
-    const ModelTensors model = model_tensors(file, naming);
+    PTC_TRY(const ModelTensors model, model_tensors(file, naming));
     found.naming = model.naming;
+    found.megatron = model.megatron;
     PTC_TRY(check_arrays(file, model));
     uint64_t name_bytes = 0;
     for (const std::string_view name : model.names) name_bytes += name.size();
@@ -651,11 +811,11 @@ class TorchFormat final : public FileFormat {
     return found;
   }
 
-  Result<FileLayout> lay_out(std::span<const NewArray> arrays,
-                             std::span<const FileOutline> like) const override {
+  Result<FileLayout> lay_out(std::span<const NewArray> arrays, std::span<const FileOutline> like,
+                             std::span<const NewArgument> arguments) const override {
     if (like.empty())
       return make_error(Code::kInternal, "there is no file that a torch file could be like");
-    PTC_TRY(const auto first, WrittenTorchFile::read(like.front()));
+    PTC_TRY(const auto first, WrittenTorchFile::read(like.front(), arguments));
     if (first->has_exactly(arrays)) return lay_out_like(*first, arrays);
     TorchMerge merge(arrays);
     PTC_TRY(merge.add(first));
@@ -683,7 +843,7 @@ Result<TorchContents> torch_contents(const Literals& literals, uint64_t file_byt
   PTC_TRY(const auto naming, take_naming(like));
   const ReadAt read = read_literals(literals);
   PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
-  const ModelTensors model = model_tensors(file, naming);
+  PTC_TRY(const ModelTensors model, model_tensors(file, naming));
   TorchContents contents;
   // Each is told by its whole path, and one that holds others is copied out of the whole pickle.
   constexpr uint64_t kMostNameBytes = 64 << 20, kMostSteps = uint64_t{1} << 29;

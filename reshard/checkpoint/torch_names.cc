@@ -91,6 +91,16 @@ TorchNaming in_common(const TorchNaming& a, const TorchNaming& b) {
   return both;
 }
 
+std::string without_numbers(std::string_view name) {
+  std::string kind;
+  for (const char c : name) {
+    const bool digit = c >= '0' && c <= '9';
+    if (!digit) kind += c;
+    else if (kind.empty() || kind.back() != '#') kind += '#';
+  }
+  return kind;
+}
+
 bool is_random_state(std::span<const TorchStep> path) {
   return std::any_of(path.begin(), path.end(), [](const TorchStep& step) {
     std::string key = step.key;

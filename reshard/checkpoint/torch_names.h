@@ -45,6 +45,9 @@ class TorchNames {
   std::vector<bool> of_optimizer_;
 };
 
+/// "layers.#.w" of all layers' names.
+std::string without_numbers(std::string_view name);
+
 /// Whether there is the state of a random generator, which is its rank's own.
 bool is_random_state(std::span<const TorchStep> path);
 

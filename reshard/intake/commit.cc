@@ -17,6 +17,7 @@
 #include "reshard/intake/box_sets.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/found_files.h"
+#include "reshard/intake/megatron_tree.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/file_kind.h"
@@ -118,21 +119,38 @@ Result<std::vector<Found>> checked(std::vector<Found> found) {
   return found;
 }
 
+bool is_megatron_tree(int dir_fd, const std::vector<std::string>& top) {
+  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    if (megatron_place(name + "/.")) return true;
+    if (!is_megatron_iteration(name)) return false;
+    const auto below = names_in(dir_fd, name);
+    return below.has_value() &&
+           std::any_of(below.value().begin(), below.value().end(),
+                       [](const std::string& rank) { return megatron_place(rank + "/."); });
+  });
+}
+
 /// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
-/// distributed checkpointing, here or a directory deeper. They are those of rank 0.
+/// distributed checkpointing, here or a directory deeper, or a tree of Megatron's. They are those
+/// of rank 0, but for that tree's.
 Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
   std::vector<Found> found;
-  const bool any = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-    struct stat st {};
-    return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
-                                           &st, AT_SYMLINK_NOFOLLOW) == 0;
-  });
+  const bool megatron = is_megatron_tree(dir_fd, top);
+  const bool any = megatron || std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+                     struct stat st {};
+                     return name == kDcpMetadata ||
+                            fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(), &st,
+                                    AT_SYMLINK_NOFOLLOW) == 0;
+                   });
   if (!any) return found;
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
     return file.path == "layout.json" || file.path == kConsumedFile;
   });
-  for (Found& file : found) file.own_tree = true;
+  for (Found& file : found) file.at = file.path;
+  if (megatron) {
+    PTC_TRY(name_megatron_files(true, found));
+  }
   return checked(std::move(found));
 }
 
@@ -196,6 +214,7 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
   }
   if (found.empty()) return invalid_argument("rank/ holds no files");
+  PTC_TRY(name_megatron_files(false, found));
   return checked(std::move(found));
 }
 
@@ -226,6 +245,7 @@ Result<> read_outline(int fd, Found& file) {
   file.said = std::move(tensors.said);
   file.same_as = std::move(tensors.same_as);
   file.naming = std::move(tensors.naming);
+  file.megatron = std::move(tensors.megatron);
   return ok();
 }
 
@@ -415,6 +435,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       }
       ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
       if (file.spread()) ranks.back().tensors.back().said = file.said[i];
+      ranks.back().tensors.back().by_stage = file.megatron.has_value();
       origin.back().push_back({{&file, i}});
     }
     file.model_tensor.resize(file.tensors.size());
@@ -581,6 +602,7 @@ Result<> read_outlines_elsewhere(std::vector<Found>& found) {
     file.said = std::move(tensors.said);
     file.same_as = std::move(tensors.same_as);
     file.naming = std::move(tensors.naming);
+    file.megatron = std::move(tensors.megatron);
   }
   return ok();
 }
@@ -693,7 +715,8 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
 
 /// What distributed checkpointing wrote has whole tensors, as a single process has them.
 bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
-  if (std::any_of(found.begin(), found.end(), [](const Found& file) { return file.own_tree; }))
+  if (std::any_of(found.begin(), found.end(),
+                  [](const Found& file) { return is_dcp_metadata(file) && !file.at.empty(); }))
     return true;
   return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
          std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
@@ -749,7 +772,9 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
   PTC_TRY(check_numbered_shards(found));
+  PTC_TRY(refuse_megatron_buckets(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
+  PTC_TRY(settle_megatron(said.has_value(), spec, found));
   std::erase_if(found, [](const Found& file) { return file.index; });
   PTC_TRY(check_sets(found));
 
@@ -757,6 +782,11 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   draft.manifest.written_spec = spec;
   if (consumed) draft.manifest.consumed = consumed->count;
   PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
+  for (const Found& file : found) {
+    if (!file.megatron) continue;
+    config = file.megatron->config_text();
+    break;
+  }
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(
       hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));

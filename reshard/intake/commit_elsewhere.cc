@@ -12,6 +12,7 @@
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/json_numbers.h"
 #include "reshard/intake/found_files.h"
+#include "reshard/intake/megatron_tree.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -169,6 +170,12 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
 
 Result<std::string> list_files(int dir_fd) {
   PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  for (const Found& file : found)
+    if (!file.at.empty() && !file.at.starts_with("rank/") && megatron_place(file.at))
+      return invalid_argument(
+          "{} is in a tree of Megatron's, which is committed on the node that has all of it, if "
+          "no other has files of that name",
+          file.at);
   PTC_TRY(check_closed(dir_fd, found));
   PTC_TRY(find_sets(dir_fd, found));
   json::object root;

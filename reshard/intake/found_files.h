@@ -27,8 +27,9 @@ struct Found {
   std::optional<ReadRights>
       rights;  // with what directories on the way to it allow; nullopt: a node did not say
   bool has_tensors = false;
-  bool own_tree =
-      false;  // not below rank/<r>/, but where a framework put it, for all ranks at once
+  /// Where it is below the directory that is committed, if not at rank/<rank>/<path>: a framework
+  /// put it there, for all ranks at once or in directories of its own.
+  std::string at;
   /// Why it could not be read as torch.save's, if it may be; it may as well be something else.
   std::string problem;
   bool index = false;  // the index of a set; says nothing that the set does not
@@ -47,6 +48,7 @@ struct Found {
   bool spread() const { return !boxes.empty() && !said.empty(); }
   std::vector<uint32_t> same_as;
   TorchNaming naming;
+  std::optional<MegatronFile> megatron;
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece
@@ -56,7 +58,7 @@ struct Found {
   uint32_t number = 0;                             // in that node's list
 
   /// Below the directory that is committed.
-  std::string source() const { return own_tree ? path : fmt::format("rank/{}/{}", rank, path); }
+  std::string source() const { return at.empty() ? fmt::format("rank/{}/{}", rank, path) : at; }
   bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
 };
 

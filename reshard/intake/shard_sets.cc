@@ -6,6 +6,7 @@
 #include "reshard/checkpoint/shard_index.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/file_kind.h"
+#include "store/base/json.h"
 
 namespace ptc {
 namespace {

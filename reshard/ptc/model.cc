@@ -401,8 +401,13 @@ Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) c
 
 std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
   const Bound& bound = bound_[tensor];
+  const bool by_stage = tensors_[tensor].by_stage;
   std::string name = tensors_[tensor].name;
-  if (spec.naming == Naming::kGlobal || !bound.rule || !bound.name.layer ||
+  if (by_stage && bound.tied_copy && stage > 0 && bound.rule->tied_head->is_literal()) {
+    return name.replace(bound.tied_begin, bound.tied_end - bound.tied_begin,
+                        bound.rule->tied_head->text());
+  }
+  if ((spec.naming == Naming::kGlobal && !by_stage) || !bound.rule || !bound.name.layer ||
       bound.rule->stage != StagePlace::kLayer) {
     return name;
   }

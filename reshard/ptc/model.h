@@ -31,6 +31,9 @@ struct TensorInfo {
   /// Its writers have said that each has all of it, beside others that they cut: FSDP does not cut
   /// it, as a buffer.
   bool whole_on_dp = false;
+  /// Its files are each a stage's own, whatever LayoutSpec::naming says, as Megatron's: layers
+  /// count from the stage's first, and the copy of a tied embedding on the last stage is the head.
+  bool by_stage = false;
 };
 
 /// Which part of a whole tensor an array says that it is.
@@ -62,6 +65,7 @@ struct WrittenTensor {
   Shape shape;                        // local
   std::optional<SaidPart> said = {};  // of this shape; nullopt: what the layout says
   bool was_whole = false;  // TensorInfo::whole_on_dp before, and is `said` to be it again
+  bool by_stage = false;   // TensorInfo::by_stage
 };
 struct WrittenRank {
   uint64_t global_rank = 0;
@@ -167,6 +171,8 @@ class Model {
     bool one_element = false;    // of optimizer state, or bound to nothing: not cut
     bool scales = false;         // holds the block scales of `follows`
     bool tied_copy = false;      // also on the last stage
+    size_t tied_begin = 0;  // of a tied copy: its parameter's name without the family's prefix,
+    size_t tied_end = 0;    // in this tensor's own
   };
   struct RuleCut {
     std::optional<ResolvedCut> cut;

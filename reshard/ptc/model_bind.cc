@@ -142,6 +142,8 @@ void Model::Binder::bind_to_rules() {
     bound.cut = cut_of_rule(*match->rule);
     bound.name = match->name;
     bound.tied_copy = std::find(tied.begin(), tied.end(), match->rule) != tied.end();
+    bound.tied_begin = match->prefix_length;
+    bound.tied_end = name.size();
     parameters_.add(name, match->prefix_length, tensor);
   }
 }
@@ -179,6 +181,8 @@ void Model::Binder::bind_to_parameter(uint32_t tensor) {
       bound.name.layer_begin += offset - entry.dropped;
       bound.name.layer_end += offset - entry.dropped;
     }
+    bound.tied_begin += offset - entry.dropped;
+    bound.tied_end += offset - entry.dropped;
     return true;
   });
 }

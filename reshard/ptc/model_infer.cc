@@ -35,6 +35,16 @@ std::string place(const WrittenRank& rank, const WrittenTensor& tensor) {
   return fmt::format("rank {}, {}: {}", rank.global_rank, tensor.file, tensor.name);
 }
 
+/// The rule of an embedding that is also on the last stage, as the head under that one's name.
+const Rule* tied_rule(const RuleSet& rules, const RuleSet::Facts& facts) {
+  if (!facts.tied.value_or(false)) return nullptr;
+  for (const Rule& rule : rules.rules())
+    if (rule.tied_head && rule.tied_head->is_literal() && rule.names.size() == 1 &&
+        rule.names.front().is_literal())
+      return &rule;
+  return nullptr;
+}
+
 }  // namespace
 
 class Model::Inference {
@@ -61,11 +71,13 @@ class Model::Inference {
     uint32_t rank;    // position in ranks_
     uint32_t tensor;  // position in its tensors
   };
-  /// Where a stage-local name has its layer number.
+  /// Where a stage-local name has its layer number, or the name of the head that is tied to the
+  /// embedding.
   struct LocalLayer {
     uint32_t layer = 0;
     size_t begin = 0;
-    size_t end = 0;
+    size_t end = 0;                     // 0: it has neither
+    const std::string* tied = nullptr;  // the embedding's name
   };
 
   const WrittenTensor& written(const Writer& writer) const {
@@ -75,6 +87,10 @@ class Model::Inference {
   Result<> check_ranks(const RuleSet::Facts& facts);
   bool has_nothing(uint32_t stage, const RuleSet::Facts& facts) const;
   Result<> find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts);
+  bool is_local(const WrittenTensor& tensor) const {
+    return spec_.naming == Naming::kStage || tensor.by_stage;
+  }
+  bool any_is_local() const;
   Result<> set_offsets(const std::vector<uint32_t>& layers_of_stage, const RuleSet::Facts& facts);
   std::string global_name(uint32_t rank, uint32_t tensor) const;
   Result<> collect();
@@ -96,7 +112,7 @@ class Model::Inference {
   const std::vector<WrittenRank>& ranks_;
   std::vector<uint32_t> order_;                  // positions in ranks_, by state, dp fastest
   std::vector<uint32_t> stage_offsets_;          // empty: names are global
-  std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor; end = 0: no layer
+  std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor
   std::vector<TensorInfo> tensors_;              // with local shapes
   std::vector<uint64_t> dp_rows_;                // by tensor: rows on all dp ranks together
   std::vector<bool> said_;                       // by tensor: its shape is that of the whole
@@ -156,10 +172,18 @@ Error Model::Inference::wrote_nothing(const StateCoords& state) const {
       rank, state_text(spec_, state), spec_.name());
 }
 
+bool Model::Inference::any_is_local() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const WrittenRank& rank) {
+    return std::any_of(rank.tensors.begin(), rank.tensors.end(),
+                       [&](const WrittenTensor& tensor) { return is_local(tensor); });
+  });
+}
+
 /// With stage-local names: finds each name's layer number, and the layers before each stage.
 Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts) {
-  if (spec_.naming == Naming::kGlobal) return ok();
+  if (!any_is_local()) return ok();
   RuleFinder finder(rules);
+  const Rule* const tied = spec_.sizes.pp > 1 ? tied_rule(rules, facts) : nullptr;
   std::vector<ParameterNames> parameters(spec_.sizes.pp);
   std::vector<LocalLayer> parameter_layers;
   layers_.resize(ranks_.size());
@@ -176,6 +200,7 @@ Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSe
     layers_[rank].resize(ranks_[rank].tensors.size());
     for (uint32_t tensor = 0; tensor < ranks_[rank].tensors.size(); ++tensor) {
       const std::string& name = ranks_[rank].tensors[tensor].name;
+      if (!is_local(ranks_[rank].tensors[tensor])) continue;
       const auto match = locate(name);
       if (!match) {
         followers.push_back({rank, tensor});
@@ -184,6 +209,10 @@ Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSe
       LocalLayer& layer = layers_[rank][tensor];
       if (match->name.layer && match->rule->stage == StagePlace::kLayer) {
         layer = {*match->name.layer, match->name.layer_begin, match->name.layer_end};
+      } else if (tied != nullptr && ranks_[rank].tensors[tensor].by_stage &&
+                 ranks_[rank].coords.pp + 1 == spec_.sizes.pp &&
+                 tied->tied_head->match(std::string_view(name).substr(match->prefix_length))) {
+        layer = {0, match->prefix_length, name.size(), &tied->names.front().text()};
       }
       parameters[ranks_[rank].coords.pp].add(name, match->prefix_length,
                                              static_cast<uint32_t>(parameter_layers.size()));
@@ -207,7 +236,7 @@ Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSe
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     for (const LocalLayer& layer : layers_[rank]) {
       uint32_t& count = layers_of_stage[ranks_[rank].coords.pp];
-      if (layer.end > 0) count = std::max(count, layer.layer + 1);
+      if (layer.end > 0 && layer.tied == nullptr) count = std::max(count, layer.layer + 1);
     }
   }
   return set_offsets(layers_of_stage, facts);
@@ -216,6 +245,7 @@ Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSe
 Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_stage,
                                        const RuleSet::Facts& facts) {
   uint64_t total = std::accumulate(layers_of_stage.begin(), layers_of_stage.end(), uint64_t{0});
+  if (total == 0 && spec_.naming == Naming::kGlobal) return ok();  // of another architecture
   const auto fact = facts.numbers.find("layers");
   const bool known = fact != facts.numbers.end();
   if (known) total = fact->second;
@@ -240,6 +270,7 @@ std::string Model::Inference::global_name(uint32_t rank, uint32_t tensor) const 
   if (stage_offsets_.empty()) return name;
   const LocalLayer& layer = layers_[rank][tensor];
   if (layer.end == 0) return name;
+  if (layer.tied != nullptr) return name.replace(layer.begin, layer.end - layer.begin, *layer.tied);
   const uint64_t number = uint64_t{layer.layer} + stage_offsets_[ranks_[rank].coords.pp];
   name.replace(layer.begin, layer.end - layer.begin, std::to_string(number));
   return name;
@@ -266,6 +297,7 @@ Result<> Model::Inference::collect() {
       if (is_new) {
         tensors_.push_back({tensor.file, std::move(name), tensor.dtype,
                             tensor.said ? tensor.said->whole : tensor.shape});
+        tensors_.back().by_stage = tensor.by_stage;
         said_.push_back(tensor.said.has_value());
         first_writer_.push_back({rank, i});
         last_rank.push_back(rank);

@@ -34,6 +34,8 @@ class NamePattern {
   std::optional<NameMatch> match(std::string_view name) const;
   const std::string& text() const { return text_; }
   bool has_layer() const { return has_layer_; }
+  /// It matches one name only, its text.
+  bool is_literal() const { return text_.find_first_of("{*") == std::string::npos; }
 
  private:
   struct Token {

@@ -137,6 +137,8 @@ class TorchFile {
   const std::vector<TorchStorage>& storages() const { return storages_; }
   const std::vector<TorchSharding>& shardings() const { return shardings_; }
   const Pickle& pickle() const { return *pickle_; }
+  /// Pickle::set_integer(); what is laid out like the file has it.
+  void set_integer(PickleId id, int64_t value) { pickle_->set_integer(id, value); }
   std::string_view pickle_bytes() const { return std::string_view(bytes_->data(), bytes_->size()); }
   std::string_view root() const { return root_; }  // "archive": the directory of all members
 

@@ -13,6 +13,7 @@ namespace {
 using ptc::testing::synthetic_model;
 using ptc::testing::written_ranks;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr std::string_view kQwen = R"({"model_type": "qwen2", "hidden_size": 16,
@@ -168,6 +169,47 @@ TEST_F(Infer, StageLocalNamesWithoutAConfig) {
   const auto inferred = Model::infer(model_.rules_ptr(), facts, spec_, ranks_);
   ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
   EXPECT_EQ(inferred.value().model.layers(), 4u);
+}
+
+/// Megatron's own files count layers by stage whatever the layout says, and call the tied embedding
+/// the head where they have it for one.
+TEST(InferByStage, NamesAreThoseOfTheWholeModel) {
+  const LayoutSpec spec{.sizes = {.pp = 2}};
+  const std::string embedding = "embedding.word_embeddings.weight";
+  const std::string norm = "decoder.layers.0.input_layernorm.weight";
+  const std::string head = "output_layer.weight";
+  const auto rank = [&](uint64_t number, const std::vector<std::pair<std::string, Shape>>& names) {
+    WrittenRank made{number, spec.coords(number), {}};
+    for (const auto& [name, shape] : names) {
+      made.tensors.push_back({"a.pt", name, DType::kF32, shape});
+      made.tensors.push_back({"a.pt", "optimizer.state." + name + ".exp_avg", DType::kF32, shape});
+    }
+    for (WrittenTensor& tensor : made.tensors) tensor.by_stage = true;
+    return made;
+  };
+  const std::vector<WrittenRank> ranks{rank(0, {{embedding, {256, 4}}, {norm, {4}}}),
+                                       rank(1, {{norm, {4}}, {head, {256, 4}}})};
+  RuleSet::Facts facts;
+  facts.tied = true;
+  const auto inferred = Model::infer(RuleSet::builtin("megatron").value(), facts, spec, ranks);
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const Model& model = inferred.value().model;
+  const auto& of = inferred.value().tensor_of;
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : model.tensors()) names.push_back(tensor.name);
+  EXPECT_THAT(
+      names,
+      ElementsAre(embedding, "optimizer.state." + embedding + ".exp_avg", norm,
+                  "optimizer.state." + norm + ".exp_avg", "decoder.layers.1.input_layernorm.weight",
+                  "optimizer.state.decoder.layers.1.input_layernorm.weight.exp_avg"));
+  EXPECT_EQ(of[1][2], of[0][0]);
+  EXPECT_EQ(of[1][3], of[0][1]);
+  EXPECT_EQ(model.local_name(of[1][0], spec, 1), norm);
+  EXPECT_EQ(model.local_name(of[1][0], {}, 0), "decoder.layers.1.input_layernorm.weight");
+  EXPECT_EQ(model.local_name(of[0][0], spec, 0), embedding);
+  EXPECT_EQ(model.local_name(of[0][0], spec, 1), head);
+  EXPECT_EQ(model.local_name(of[0][1], spec, 1), "optimizer.state." + head + ".exp_avg");
+  EXPECT_EQ(model.local_name(of[0][1], {}, 0), "optimizer.state." + embedding + ".exp_avg");
 }
 
 TEST(InferNone, AnythingInOneState) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
 #include "store/base/size_text.h"
@@ -63,15 +64,55 @@ bool has_ranks(const std::string& directory) {
   });
 }
 
+/// What Megatron-LM saved (`--ckpt-format torch`): iter_0000100/mp_rank_00/…, or one such
+/// iteration.
+bool is_megatron_tree(const std::string& directory) {
+  const auto names = list_directory(directory);
+  return names && std::any_of(names.value().begin(), names.value().end(), [&](auto& name) {
+           if (megatron_place(name + "/.")) return true;
+           return is_megatron_iteration(name) && is_directory(directory + "/" + name) &&
+                  is_megatron_tree(directory + "/" + name);
+         });
+}
+
+/// Of several iterations the one that latest_checkpointed_iteration.txt names.
+Result<std::string> iteration_of(const std::string& directory) {
+  PTC_TRY(const auto names, list_directory(directory));
+  std::vector<std::string> iterations;
+  for (const std::string& name : names)
+    if (is_megatron_iteration(name)) iterations.push_back(name);
+  if (iterations.size() < 2) return iterations.empty() ? std::string() : iterations[0];
+  if (auto text = read_text_file(AT_FDCWD, directory + "/latest_checkpointed_iteration.txt", 64)) {
+    std::string latest = text.value().substr(0, text.value().find_first_of(" \r\n"));
+    if (latest != "release" && latest.size() < 7) latest.insert(0, 7 - latest.size(), '0');
+    if (latest != "release") latest.insert(0, "iter_");
+    if (std::find(iterations.begin(), iterations.end(), latest) != iterations.end()) return latest;
+  }
+  return invalid_argument(
+      "{} has {} iterations, and no latest_checkpointed_iteration.txt that "
+      "names one: say which, as {}/{}",
+      directory, iterations.size(), directory, iterations.back());
+}
+
 bool is_rubbish(const std::string& path) {
   size_t slash = path.find_last_of('/');
   std::string_view name = std::string_view(path).substr(slash == std::string::npos ? 0 : slash + 1);
   return name == ".git" || name == ".cache";
 }
 
+Result<CopyList> files_of_megatron_tree(const std::string& directory) {
+  PTC_TRY(const std::string iteration, iteration_of(directory));
+  return list_files(directory, "", [&](const std::string& path) {
+    const std::string top = path.substr(0, path.find('/'));
+    return is_rubbish(path) || (is_megatron_iteration(top) && top != iteration);
+  });
+}
+
 Result<CopyList> files_of(const ImportOptions& options) {
   std::string directory = inside_hub_cache(options.directory);
   if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
+  if (!has_ranks(directory) && is_megatron_tree(directory))
+    return files_of_megatron_tree(directory);
   if (!has_ranks(directory)) return list_files(directory, "rank/0", is_rubbish);
   std::vector<std::string> others;
   auto list = list_files(directory, "", [&](const std::string& path) {
@@ -214,7 +255,8 @@ void add_import(CLI::App& app, Context& context) {
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
   command
       ->add_option("DIR", options->directory,
-                   "a model's directory, or one with a rank/R/ for each rank")
+                   "a model's directory, one with a rank/R/ for each rank, or one with Megatron's "
+                   "iter_*/mp_rank_*/")
       ->required();
   command->add_option("--name", options->name, "name of the checkpoint")
       ->type_name("NAME")

@@ -1,0 +1,77 @@
+// The state of an optimizer by number, as Megatron's files have it, under its parameters' names.
+//
+// `state` has a number for each parameter, and each of `param_groups` lists those of its own. Which
+// parameter has which number follows from the order: groups are numbered one after the other, and
+// each has its parameters in the order of the model. What is not decayed (`wd_mult` 0) are biases
+// and what has one axis; some versions decay norms of queries and keys. A division is taken only if
+// all groups have as many parameters as it gives them, and each has the shape of its state. So
+//   optimizer.optimizer.state.3.exp_avg           is  optimizer.optimizer.state.<parameter>.exp_avg
+//   optimizer.optimizer.fp32_from_fp16_params.0.2  is  optimizer.fp32_from_fp16_params.<parameter>
+// in a checkpoint, and the other way round in the files of each layout.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/codec/torch_file.h"
+#include "store/codec/torch_path.h"
+
+namespace ptc {
+
+/// The last parameter of the last stage, also where it is the embedding's copy.
+inline constexpr std::string_view kMegatronHead = "output_layer.weight";
+
+/// An array that is in a file, or shall be.
+struct MegatronArray {
+  std::string_view name;  // in a checkpoint
+  DType dtype = DType::kF32;
+  std::span<const uint64_t> shape;
+};
+
+class MegatronOptimizer {
+ public:
+  /// `arrays` are those of the model in their order, of `file`; each is number `numbers[i]` of its
+  /// tensors. nullopt: it has no state by number. kInvalidArgument: whose it is cannot be told.
+  static Result<std::optional<MegatronOptimizer>> find(const TorchFile& file,
+                                                       std::span<const MegatronArray> arrays,
+                                                       std::span<const uint32_t> numbers);
+  /// The name of `arrays[i]`, if it is state by number.
+  const std::optional<std::string>& name(size_t array) const;
+
+  /// Where they belong in a file that has exactly `arrays` (in the model's order), with groups as
+  /// this one: by array; empty: it is no state of the optimizer's.
+  struct Places {
+    std::vector<std::vector<TorchStep>> paths;
+    /// The path of each group's `params`, and the numbers that it has.
+    std::vector<std::pair<std::vector<TorchStep>, std::vector<int64_t>>> groups;
+    std::vector<std::vector<TorchStep>> empty_lists;  // of groups without master copies
+  };
+  /// kInvalidArgument: a parameter's group is not known.
+  Result<Places> places(std::span<const MegatronArray> arrays) const;
+  /// Also knows the groups of the parameters of another file of the checkpoint.
+  void add(const MegatronOptimizer& other);
+
+ private:
+  class Finder;
+  std::optional<uint32_t> group_of(std::string_view parameter) const;
+  /// What of a name is the parameter's, and the kind of state (empty: a master copy).
+  struct State {
+    std::string_view parameter, kind;
+  };
+  std::optional<State> state_of(std::string_view name) const;
+
+  std::vector<TorchStep> unit_;    // the dict with `state` and `param_groups`
+  std::vector<TorchStep> copies_;  // the list of groups of master copies; empty: there are none
+  std::string state_prefix_, copies_prefix_;  // of names: "optimizer.optimizer.state."
+  size_t groups_ = 0;
+  std::unordered_map<std::string, uint32_t> group_of_;  // by name without numbers
+  std::vector<std::optional<std::string>> names_;       // by array
+};
+
+}  // namespace ptc

@@ -1,0 +1,392 @@
+#include "reshard/intake/megatron_tree.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kRankDirectory = "mp_rank_";
+constexpr std::string_view kBuckets = "distrib_optim.pt";
+constexpr std::string_view kTp = "tensor_model_parallel_size", kPp = "pipeline_model_parallel_size",
+                           kEp = "expert_model_parallel_size", kLayers = "num_layers";
+
+/// "01" and "002": at least `digits` of them.
+std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool all = error == std::errc() && end == text.data() + text.size();
+  if (!all || text.size() < digits || (text.size() > digits && text[0] == '0') ||
+      number >= kMaxWorldSize)
+    return std::nullopt;
+  return number;
+}
+
+/// The numbers of "mp_rank_01_002"; empty: it is no such name.
+std::vector<uint32_t> rank_numbers(std::string_view name) {
+  std::vector<uint32_t> numbers;
+  if (!name.starts_with(kRankDirectory)) return numbers;
+  name.remove_prefix(kRankDirectory.size());
+  for (bool more = true; more;) {
+    const size_t end = std::min(name.find('_'), name.size());
+    const auto number = number_of(name.substr(0, end), numbers.empty() ? 2 : 3);
+    if (!number || numbers.size() == 3) return {};
+    numbers.push_back(*number);
+    more = end < name.size();
+    name.remove_prefix(more ? end + 1 : end);
+  }
+  return numbers;
+}
+
+/// The place of a file in its tree, wherever that is.
+std::optional<MegatronPlace> place_of(const Found& file) {
+  if (file.at.empty()) return std::nullopt;
+  std::string_view path = file.at;
+  if (const std::string rank = fmt::format("rank/{}/", file.rank); path.starts_with(rank))
+    path.remove_prefix(rank.size());
+  return megatron_place(path);
+}
+
+bool is_in_tree(const Found& file) {
+  return !file.at.empty() && !file.at.starts_with("rank/") && megatron_place(file.at).has_value();
+}
+
+Error argument_differs(const Found& file, std::string_view what, const std::string& value,
+                       const std::string& expected) {
+  return invalid_argument("{}: its args say {} {}, and {}", file.source(), what, value, expected);
+}
+
+/// What all files must have in common.
+Result<> check_alike(const std::vector<const Found*>& files) {
+  const Found& first = *files.front();
+  for (const Found* file : files) {
+    if (file->megatron->iteration != first.megatron->iteration)
+      return invalid_argument("{} is of iteration {}, and {} of iteration {}", file->source(),
+                              file->megatron->iteration.value_or(0), first.source(),
+                              first.megatron->iteration.value_or(0));
+    for (const auto& arguments : {first.megatron->arguments, file->megatron->arguments})
+      for (const auto& [name, value] : arguments) {
+        const auto one = first.megatron->argument(name), other = file->megatron->argument(name);
+        if (one == other) continue;
+        auto text = [](const std::optional<int64_t>& number) {
+          return number ? std::to_string(*number) : std::string("nothing");
+        };
+        return argument_differs(*file, name, text(other),
+                                fmt::format("those of {} say {}", first.source(), text(one)));
+      }
+  }
+  return ok();
+}
+
+/// What is not taken, of any file.
+Result<> check_kind(const Found& file, uint32_t pp) {
+  const MegatronFile& megatron = *file.megatron;
+  if (megatron.in_chunks || megatron.size("virtual_pipeline_model_parallel_size") > 1)
+    return invalid_argument(
+        "{} is of a virtual pipeline (model0, model1 …), whose stages have several stretches of "
+        "layers: save with --ckpt-format torch_dist",
+        file.source());
+  if (megatron.size(kEp) > 1)
+    return invalid_argument(
+        "{} is of {} expert-parallel ranks, in which experts are numbered by rank: save with "
+        "--ckpt-format torch_dist",
+        file.source(), megatron.size(kEp));
+  if (pp > 1 && !megatron.of_layer.empty())
+    return invalid_argument(
+        "{}: {} is a layer's own and no tensor: it cannot follow the layer to another stage",
+        file.source(), ptc::quoted(megatron.of_layer));
+  return ok();
+}
+
+/// The layers of a file's stage, by its names.
+uint32_t layers_in(const Found& file) {
+  uint32_t layers = 0;
+  for (const TensorEntry& tensor : file.tensors) {
+    constexpr std::string_view kNames[] = {"decoder.layers.", "encoder.layers."};
+    for (const std::string_view begin : kNames) {
+      const size_t at = tensor.name.find(begin);
+      if (at == std::string::npos || (at > 0 && tensor.name[at - 1] != '.')) continue;
+      uint32_t layer = 0;
+      const char* const digits = tensor.name.data() + at + begin.size();
+      const char* const end = tensor.name.data() + tensor.name.size();
+      if (std::from_chars(digits, end, layer).ec == std::errc() && layer < INT32_MAX)
+        layers = std::max(layers, layer + 1);
+    }
+  }
+  return layers;
+}
+
+/// Layers of each stage, as `args` say; nullopt: in a way that is not known here.
+std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& megatron, uint32_t pp) {
+  const auto layers = megatron.argument(kLayers);
+  if (!layers || *layers <= 0) return std::nullopt;
+  for (const char* flag : {"account_for_embedding_in_pipeline_split",
+                           "account_for_loss_in_pipeline_split", "standalone_embedding_stage"})
+    if (megatron.flag(flag)) return std::nullopt;
+  const auto first = megatron.argument("decoder_first_pipeline_num_layers"),
+             last = megatron.argument("decoder_last_pipeline_num_layers");
+  const int64_t stages = int64_t{pp} - (first ? 1 : 0) - (last ? 1 : 0);
+  const int64_t rest = *layers - first.value_or(0) - last.value_or(0);
+  if (stages < 0 || rest < 0 || (stages == 0 ? rest != 0 : rest % stages != 0)) return std::nullopt;
+  std::vector<int64_t> counts(pp, stages == 0 ? 0 : rest / stages);
+  if (first) counts.front() = *first;
+  if (last) counts.back() = *last;
+  return counts;
+}
+
+/// Compares the stages' layers with what `args` say, and has `spec` say so, if nobody else does.
+Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Found*>& files) {
+  const uint32_t pp = spec.sizes.pp;
+  const MegatronFile& megatron = *files.front()->megatron;
+  std::vector<int64_t> counts(pp, -1);
+  int64_t sum = 0;
+  for (const Found* file : files) {
+    int64_t& count = counts[spec.coords(file->rank).pp];
+    const int64_t layers = layers_in(*file);
+    if (count < 0) sum += layers;
+    else if (count != layers)
+      return invalid_argument("{} has {} layers, and other ranks of its stage have {}",
+                              file->source(), layers, count);
+    count = layers;
+  }
+  if (sum == 0) return ok();  // of another architecture
+  const auto expected = layers_by_arguments(megatron, pp);
+  for (const Found* file : files) {
+    const uint32_t stage = spec.coords(file->rank).pp;
+    if (expected && (*expected)[stage] != counts[stage])
+      return invalid_argument("{} has {} layer{}, and by its args ({} {}, {} {}) stage {} has {}",
+                              file->source(), counts[stage], counts[stage] == 1 ? "" : "s", kLayers,
+                              megatron.argument(kLayers).value_or(0), kPp, pp, stage,
+                              (*expected)[stage]);
+  }
+  if (const auto total = megatron.argument(kLayers); total && *total != sum)
+    return invalid_argument("{}: its args say {} {}, and all stages together have {}",
+                            files.front()->source(), kLayers, *total, sum);
+  if (!may_set) return ok();
+  LayoutSpec even = spec;
+  even.stages.clear();
+  for (const LayoutSpec* candidate : {&spec, &even}) {
+    const auto begins = stage_boundaries(*candidate, static_cast<uint32_t>(sum));
+    bool same = begins.has_value();
+    for (uint32_t s = 0; same && s < pp; ++s)
+      same = begins.value()[s + 1] - begins.value()[s] == counts[s];
+    if (!same) continue;
+    spec.stages = candidate->stages;
+    return ok();
+  }
+  if (std::find(counts.begin(), counts.end(), 0) != counts.end())
+    return invalid_argument(
+        "{}: stage {} has no layers, and a layout cannot say that: save with --ckpt-format "
+        "torch_dist",
+        files.front()->source(), std::find(counts.begin(), counts.end(), 0) - counts.begin());
+  spec.stages.assign(counts.begin(), counts.end());
+  return ok();
+}
+
+/// Sizes that `args` say, or else the numbers of the directories.
+Result<ParallelConfig> sizes_of(const MegatronFile& megatron, const Found& file,
+                                const std::vector<Found>& found) {
+  ParallelConfig sizes;
+  uint32_t tp = 0, pp = 0;
+  for (const Found& other : found) {
+    if (!is_in_tree(other)) continue;
+    const std::vector<uint32_t> numbers = place_of(other)->numbers;
+    tp = std::max(tp, numbers[0] + 1);
+    if (numbers.size() > 1) pp = std::max(pp, numbers[1] + 1);
+  }
+  auto take = [&](std::string_view name, uint32_t by_name, uint32_t& size) -> Result<> {
+    const int64_t value = megatron.argument(name).value_or(std::max(by_name, 1u));
+    if (value < 1 || value > static_cast<int64_t>(kMaxWorldSize))
+      return invalid_argument("{}: its args say {} {}", file.source(), name, value);
+    size = static_cast<uint32_t>(value);
+    return ok();
+  };
+  PTC_TRY(take(kTp, tp, sizes.tp));
+  PTC_TRY(take(kPp, pp, sizes.pp));
+  if (sizes.world_size() > kMaxWorldSize)
+    return invalid_argument("{}: its args say {} ranks", file.source(), sizes.world_size());
+  return sizes;
+}
+
+/// nullopt: the directory is of no rank of these sizes.
+std::optional<RankCoords> coords_of(const ParallelConfig& sizes,
+                                    const std::vector<uint32_t>& numbers) {
+  RankCoords coords;
+  coords.tp = numbers[0];
+  if (numbers.size() > 1) coords.pp = numbers[1];
+  const bool fits =
+      coords.tp < sizes.tp && coords.pp < sizes.pp && numbers.size() == (sizes.pp > 1 ? 2 : 1);
+  // With one stage some versions write _000 all the same.
+  if (!fits && coords.tp < sizes.tp && sizes.pp == 1 && numbers.size() == 2 && numbers[1] == 0)
+    return coords;
+  return fits ? std::optional(coords) : std::nullopt;
+}
+
+/// Files of a tree get their ranks.
+Result<> rank_tree(const LayoutSpec& spec, std::vector<Found>& found) {
+  std::set<uint64_t> models;
+  for (Found& file : found) {
+    const auto place = place_of(file);
+    if (!is_in_tree(file)) continue;
+    const auto coords = coords_of(spec.sizes, place->numbers);
+    if (!coords)
+      return invalid_argument("{} is of no rank of {} (tp {}, pp {}), as the args of its files say",
+                              file.source(), spec.name(), spec.sizes.tp, spec.sizes.pp);
+    file.rank = spec.order.global_rank(spec.sizes, *coords);
+    if (file.megatron) models.insert(file.rank);
+  }
+  for (uint32_t pp = 0; pp < spec.sizes.pp; ++pp)
+    for (uint32_t tp = 0; tp < spec.sizes.tp; ++tp) {
+      if (models.contains(spec.order.global_rank(spec.sizes, {.tp = tp, .pp = pp}))) continue;
+      const std::string stage = spec.sizes.pp > 1 ? fmt::format("_{:03}", pp) : "";
+      return invalid_argument(
+          "there is no mp_rank_{:02}{}/model_optim_rng.pt, and the args of the others say {} {} "
+          "and {} {}: the tree is not complete",
+          tp, stage, kTp, spec.sizes.tp, kPp, spec.sizes.pp);
+    }
+  std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  for (size_t i = 1; i < found.size(); ++i)
+    if (found[i].rank == found[i - 1].rank && found[i].path == found[i - 1].path)
+      return invalid_argument("{} and {} are of one rank: remove one of them",
+                              found[i - 1].source(), found[i].source());
+  return ok();
+}
+
+/// What is below rank/<r>/ says the same as the layout.
+Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
+  for (const Found& file : found) {
+    const RankCoords at = spec.coords(file.rank);
+    const auto place = place_of(file);
+    if (place) {
+      const auto coords = coords_of(spec.sizes, place->numbers);
+      if (!coords || coords->tp != at.tp || coords->pp != at.pp)
+        return invalid_argument(
+            "{}: under layout {} rank {} is tp rank {} of stage {}: say the writer's layout in a "
+            "layout.json beside rank/",
+            file.source(), spec.name(), file.rank, at.tp, at.pp);
+    }
+    if (!file.megatron) continue;
+    for (const auto& [name, size] :
+         {std::pair(kTp, spec.sizes.tp), std::pair(kPp, spec.sizes.pp)}) {
+      const auto value = file.megatron->argument(name);
+      if (value && *value != size)
+        return argument_differs(file, name, std::to_string(*value),
+                                fmt::format("layout {} has {}: say the writer's layout in a "
+                                            "layout.json beside rank/",
+                                            spec.name(), size));
+    }
+  }
+  return ok();
+}
+
+}  // namespace
+
+bool is_megatron_iteration(std::string_view name) {
+  constexpr std::string_view kIteration = "iter_";
+  return name == "release" ||
+         (name.starts_with(kIteration) && name.size() > kIteration.size() &&
+          name.find_first_not_of("0123456789", kIteration.size()) == name.npos);
+}
+
+std::optional<MegatronPlace> megatron_place(std::string_view path) {
+  size_t begin = 0;
+  if (const size_t slash = path.find('/');
+      slash != path.npos && is_megatron_iteration(path.substr(0, slash)))
+    begin = slash + 1;
+  const size_t end = path.find('/', begin);
+  if (end == path.npos) return std::nullopt;
+  MegatronPlace place{path.substr(0, end), path.substr(end + 1),
+                      rank_numbers(path.substr(begin, end - begin))};
+  return place.numbers.empty() ? std::nullopt : std::optional(std::move(place));
+}
+
+Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
+  std::map<std::string, uint64_t, std::less<>> ranks;          // of a tree, by directory
+  std::map<uint64_t, std::string> directories;                 // below rank/<r>/
+  std::map<std::string, std::string, std::less<>> iterations;  // and the first file of each
+  for (Found& file : found) {
+    const auto place = megatron_place(file.path);
+    if (!place) continue;
+    const std::string iteration(place->directory.substr(0, place->directory.find('/')));
+    if (is_tree) {
+      iterations.try_emplace(is_megatron_iteration(iteration) ? iteration : "", file.source());
+      if (iterations.size() > 1)
+        return invalid_argument(
+            "{} and {} are of two iterations, and a checkpoint is one: move one away",
+            iterations.begin()->second, iterations.rbegin()->second);
+      file.rank = ranks.try_emplace(std::string(place->directory), ranks.size()).first->second;
+    } else {
+      const auto known = directories.try_emplace(file.rank, std::string(place->directory)).first;
+      if (known->second != place->directory)
+        return invalid_argument("rank/{} has {} and {}, and a rank has one of them", file.rank,
+                                known->second, place->directory);
+    }
+    std::string path(place->path);
+    file.at = file.source();
+    file.path = std::move(path);
+  }
+  std::set<std::pair<uint64_t, std::string_view>> paths;
+  for (const Found& file : found)
+    if (!paths.emplace(file.rank, file.path).second)
+      return invalid_argument("{} is there, and another {} of the same rank: remove one",
+                              file.source(), file.path);
+  return ok();
+}
+
+Result<> refuse_megatron_buckets(const std::vector<Found>& found) {
+  if (!torch_files_count(found)) return ok();
+  for (const Found& file : found)
+    if (file.path.substr(file.path.rfind('/') + 1) == kBuckets)
+      return invalid_argument(
+          "{} has the state of the distributed optimizer in buckets, in which no tensor can be "
+          "told from the next: save with --ckpt-format torch_dist, which is cut with all of its "
+          "state; or move the file away, to take the model without the optimizer's state",
+          file.source());
+  return ok();
+}
+
+Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found) {
+  std::vector<const Found*> files;
+  const bool is_tree = std::any_of(found.begin(), found.end(), is_in_tree);
+  for (const Found& file : found)
+    if (file.megatron) files.push_back(&file);
+  if (files.empty()) {
+    if (!is_tree) return ok();
+    const auto file = std::find_if(found.begin(), found.end(), is_in_tree);
+    return invalid_argument(
+        "{} is in a tree of Megatron's, and no file there has args, checkpoint_version and a "
+        "model",
+        file->source());
+  }
+  PTC_TRY(check_alike(files));
+  const MegatronFile megatron = *files.front()->megatron;
+  for (const Found* file : files) {
+    PTC_TRY(check_kind(*file, is_tree ? 2 : spec.sizes.pp));
+  }
+  if (!is_tree) {
+    PTC_TRY(check_ranks(spec, found));
+    return check_layers(false, spec, files);
+  }
+  PTC_TRY(const ParallelConfig sizes, sizes_of(megatron, *files.front(), found));
+  const bool same = sizes.tp == spec.sizes.tp && sizes.pp == spec.sizes.pp && spec.sizes.ep == 1;
+  if (said && !same)
+    return invalid_argument("layout.json says {}, and the args of {} tp {} and pp {}", spec.name(),
+                            files.front()->source(), sizes.tp, sizes.pp);
+  if (!said && (!same || spec.optimizer != OptimizerCut::kReplicated)) {
+    spec = LayoutSpec();
+    spec.sizes = sizes;
+  }
+  PTC_TRY(rank_tree(spec, found));
+  files.clear();
+  for (const Found& file : found)
+    if (file.megatron) files.push_back(&file);
+  return check_layers(!said, spec, files);
+}
+
+}  // namespace ptc
