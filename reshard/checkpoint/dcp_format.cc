@@ -16,7 +16,8 @@ class DcpFormat final : public FileFormat {
  public:
   Result<std::string> outline(const ReadAt&, uint64_t, std::optional<DType>) const override {
     return invalid_argument(
-        "it is a file of PyTorch's distributed checkpointing, whose .metadata is not beside it");
+        "the files beside it do not say which tensors it has: it is of PyTorch's distributed "
+        "checkpointing without its .metadata, or an index names it that is of safetensors");
   }
   Result<FileTensors> tensors(const FileOutline& outline, std::string_view,
                               std::optional<DType>) const override {

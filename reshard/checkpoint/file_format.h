@@ -116,8 +116,8 @@ const FileFormat& npy_format();
 const FileFormat& torch_format();
 /// The same outline of a file of torch's, whose names are without this from then on.
 std::string with_naming(std::string_view outline, const TorchNaming& naming);
-/// A file of PyTorch's distributed checkpointing. Its outline is not made of itself, but of what
-/// `.metadata` says (dcp_table.h).
+/// A file of which other files say what lies where in it: of PyTorch's distributed checkpointing,
+/// where `.metadata` does, and DeepSpeed's. Its outline is a table made of that (dcp_table.h).
 const FileFormat& dcp_format();
 
 }  // namespace ptc

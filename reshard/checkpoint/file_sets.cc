@@ -588,7 +588,8 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
 Result<std::map<std::string, std::vector<DcpTable>>> Checkpoint::tables_of_dcp() const {
   std::map<std::string, std::vector<DcpTable>> tables;
   for (const WrittenFile& file : manifest().files) {
-    if (!file.has_tensors || &format_of(file.path, true) != &dcp_format()) continue;
+    if (!file.has_tensors || file.set.empty() || &format_of(file.path, true) != &dcp_format())
+      continue;
     PTC_TRY(const FileOutline outline, outline_of(file));
     PTC_TRY(auto table, parse_dcp_table(outline.text, outline.file_bytes));
     tables[file.path.substr(0, file.path.rfind('/') + 1)].push_back(std::move(table));

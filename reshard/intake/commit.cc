@@ -16,6 +16,7 @@
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
 #include "reshard/intake/dcp_files.h"
+#include "reshard/intake/deepspeed_tree.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/fan_out.h"
@@ -130,19 +131,30 @@ bool is_megatron_tree(int dir_fd, const std::vector<std::string>& top) {
   });
 }
 
+/// Whether a file of DeepSpeed's is here or a directory deeper.
+bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
+  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    if (deepspeed_name(name)) return true;
+    const auto below = names_in(dir_fd, name);
+    return below.has_value() &&
+           std::any_of(below.value().begin(), below.value().end(), [&](const std::string& file) {
+             return deepspeed_name(name + "/" + file).has_value();
+           });
+  });
+}
+
 /// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
-/// distributed checkpointing, here or a directory deeper, or a tree of Megatron's. They are those
-/// of rank 0, but for that tree's.
+/// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, or a tree of
+/// Megatron's. They are those of rank 0, but for that tree's.
 Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
   std::vector<Found> found;
   const bool megatron = is_megatron_tree(dir_fd, top);
-  const bool any = megatron || std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-                     struct stat st {};
-                     return name == kDcpMetadata ||
-                            fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(), &st,
-                                    AT_SYMLINK_NOFOLLOW) == 0;
-                   });
-  if (!any) return found;
+  const bool dcp = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    struct stat st {};
+    return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
+                                           &st, AT_SYMLINK_NOFOLLOW) == 0;
+  });
+  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top)) return found;
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
     return file.path == "layout.json" || file.path == kConsumedFile;
@@ -650,6 +662,7 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   };
   const auto is_npy = [](const Found& file) { return file.path.ends_with(".npy"); };
   const bool torch = !any(is_safetensors) && torch_files_count(found);
+  if (has_deepspeed(found)) return find_deepspeed(dir_fd, found, executor, stop);
   if (any(is_safetensors)) {
     for (Found& file : found) file.has_tensors = is_safetensors(file);
   } else if (any(is_dcp_metadata)) {
@@ -715,8 +728,10 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
 
 /// What distributed checkpointing wrote has whole tensors, as a single process has them.
 bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
+  const auto is_own = [](const Found& file) { return !file.at.empty(); };
   if (std::any_of(found.begin(), found.end(),
-                  [](const Found& file) { return is_dcp_metadata(file) && !file.at.empty(); }))
+                  [&](const Found& file) { return is_own(file) && is_dcp_metadata(file); }) ||
+      (has_deepspeed(found) && std::any_of(found.begin(), found.end(), is_own)))
     return true;
   return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
          std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
@@ -750,6 +765,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     PTC_TRY(found, find_files(request.dir_fd, &spec));
   }
   if (is_single_process(found, said.has_value())) spec = LayoutSpec();
+  else if (has_deepspeed(found)) spec = deepspeed_layout(found);
   PTC_TRY(begin_hashing(request.dir_fd, found, hashes));
   PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
   PTC_TRY(find_sets(request.dir_fd, found));
