@@ -316,9 +316,9 @@ Result<std::shared_ptr<const DataSet::Impl::Check>> DataSet::Impl::check_of(cons
     return checking;
   }
   auto check = [spec, access = access_for(DataSetState::Saved{0, by}), answer,
-                token = begun->stop.get_token()] {
+                token = begun->stop.get_token(), in_use = state.consumed > 0] {
     ::pthread_setname_np(::pthread_self(), "ptcfs-source");
-    answer->set_value(caught([&] { return check_source(spec, *access, token); }));
+    answer->set_value(caught([&] { return check_source(spec, *access, token, in_use); }));
     --running;
   };
   try {

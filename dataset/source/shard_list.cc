@@ -335,22 +335,28 @@ Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access
 }
 
 Result<> check_source(const SourceSpec& spec, const SourceAccess& access,
-                      const std::stop_token& stop) {
+                      const std::stop_token& stop, bool in_use) {
   PTC_TRY(const ActingAs as, access.act());
   OwnFiles own;
   PathBudget budget;
   size_t tried = 0;
+  std::string first;  // that is not there
+  bool any = false;
   const auto check = [&](const std::string& pattern) -> Result<bool> {
     PTC_TRY(unless_stopped(stop));
     PTC_TRY(own.refuse_pattern(pattern));
     PTC_TRY(may_read_beginning(access, pattern));
+    if (has_wildcards(pattern) || access.exists(pattern)) any = true;
+    else if (first.empty()) first = pattern;
     return ++tried < kMostTried;
   };
   PTC_TRY(const auto patterns, patterns_of(spec, access, budget, stop));
   for (const BracePattern& pattern : patterns) {
     PTC_TRY(const bool more, pattern.each(check));
-    if (!more) return ok();
+    if (!more) break;
   }
+  if (in_use && !any && !first.empty())
+    return make_error(Code::kNotFound, "{} is not there", ptc::quoted(first));
   return ok();
 }
 

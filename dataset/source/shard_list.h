@@ -44,8 +44,9 @@ Result<ShardList> list_shards(const SourceSpec& spec, const SourceAccess& access
 
 /// What can be said of a source without listing it, by the first thousand paths that it names.
 /// kInvalidArgument: one leads into a mount of ptcfs, or all are too many; kPermissionDenied: a
-/// path may not be read, or not by data sets; kCancelled: stop. What is not there is ok.
+/// path may not be read, or not by data sets; kCancelled: stop. What is not there is ok, but where
+/// `in_use`, of samples that are being read, nothing of it is: kNotFound.
 Result<> check_source(const SourceSpec& spec, const SourceAccess& access,
-                      const std::stop_token& stop = {});
+                      const std::stop_token& stop = {}, bool in_use = false);
 
 }  // namespace ptc

@@ -1,5 +1,7 @@
 #include "reshard/checkpoint/checkpoint.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
@@ -794,8 +796,16 @@ std::vector<std::string> Checkpoint::lost_tensors() const {
 std::optional<std::string> Checkpoint::loss() const {
   const std::vector<std::string> lost = lost_tensors();
   if (lost.empty()) return std::nullopt;
-  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them", name(), lost.size(),
-                     lost.size() == 1 ? "" : "s", lost.front());
+  std::set<std::string_view> away;  // nodes that have what is not within reach
+  const std::shared_ptr<const StoredState> now = stored();
+  for (const StoredImage& image : now->images)
+    if (image.image == nullptr && !image.missing && !image.node.empty()) away.insert(image.node);
+  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them{}", name(), lost.size(),
+                     lost.size() == 1 ? "" : "s", lost.front(),
+                     away.empty()
+                         ? ""
+                         : fmt::format(": they are on {}, which {} away", fmt::join(away, ", "),
+                                       away.size() == 1 ? "is" : "are"));
 }
 
 }  // namespace ptc

@@ -357,6 +357,8 @@ Result<std::string> find_config(int dir_fd, const std::vector<Found>& found,
 struct Rules {
   std::shared_ptr<const RuleSet> rules;
   RuleSet::Facts facts;
+  /// With those of the job's last checkpoint, which hold if this is the same model.
+  std::optional<RuleSet::Facts> with_known;
 };
 
 Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found>& found,
@@ -377,12 +379,39 @@ Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found
   auto facts = chosen.rules->facts(config);
   if (facts.has_error()) return std::move(facts).error().with_context("config.json");
   chosen.facts = std::move(facts).value();
-  if (config.empty() && request.known_facts && request.known_family == chosen.rules->family()) {
-    for (const auto& [fact, value] : request.known_facts->numbers)
-      chosen.facts.numbers.try_emplace(fact, value);
-    if (!chosen.facts.tied) chosen.facts.tied = request.known_facts->tied;
+  const Model* known = request.known_model.get();
+  if (config.empty() && known != nullptr && known->rules().family() == chosen.rules->family()) {
+    RuleSet::Facts& facts_of_both = chosen.with_known.emplace(chosen.facts);
+    for (const auto& [fact, value] : known->facts().numbers)
+      facts_of_both.numbers.try_emplace(fact, value);
+    if (!facts_of_both.tied) facts_of_both.tied = known->facts().tied;
   }
   return chosen;
+}
+
+/// Whether parameters of it are in `known`, and all of these as large there: there may be others.
+bool is_of_same_model(const Model& model, const Model& known) {
+  std::unordered_map<std::string_view, const Shape*> shapes;
+  for (const TensorInfo& tensor : known.tensors()) shapes.emplace(tensor.name, &tensor.shape);
+  bool any = false;
+  for (const TensorInfo& tensor : model.tensors()) {
+    const auto there = shapes.find(tensor.name);
+    if (there == shapes.end()) continue;
+    if (*there->second != tensor.shape) return false;
+    any = true;
+  }
+  return any;
+}
+
+/// By the facts of the last checkpoint, if it is of that model; else by what the files say alone.
+Result<Model::Inferred> infer_by(const Rules& rules, const CommitRequest& request,
+                                 const LayoutSpec& spec, const std::vector<WrittenRank>& ranks) {
+  if (rules.with_known) {
+    auto inferred = Model::infer(rules.rules, *rules.with_known, spec, ranks);
+    if (inferred.has_value() && is_of_same_model(inferred.value().model, *request.known_model))
+      return inferred;
+  }
+  return Model::infer(rules.rules, rules.facts, spec, ranks);
 }
 
 Error no_tensors() {
@@ -483,7 +512,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
         tensor.was_whole = true;
       }
   }
-  PTC_TRY(auto inferred, Model::infer(rules.rules, rules.facts, spec, ranks));
+  PTC_TRY(auto inferred, infer_by(rules, request, spec, ranks));
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
       const uint32_t tensor = inferred.tensor_of[r][i];

@@ -87,8 +87,9 @@ struct CommitRequest {
   std::string name;                       // for messages: "incoming/base"
   LayoutSpec in_force;                    // the writer's, unless the directory has a layout.json
   std::optional<std::string> rules_text;  // the job's rules.json
-  std::optional<RuleSet::Facts> known_facts;  // of the job's last checkpoint of the same family
-  std::string known_family;
+  /// Of the job's last checkpoint: its facts count where there is no config.json and the tensors
+  /// that are in both are of the same shapes.
+  std::shared_ptr<const Model> known_model;
   /// Tensors of the job's last checkpoint that FSDP leaves whole, by file and name.
   std::map<std::pair<std::string, std::string>, Shape> known_whole;
 };

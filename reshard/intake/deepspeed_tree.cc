@@ -343,10 +343,9 @@ class TreeReader {
     }
     PTC_TRY(check_ranks_there(tree_.zero, files.size()));
     if (zero.front().of_stage_3 == tree_.zero_models.empty())
-      return invalid_argument("{} is of another stage of ZeRO than {}", files.front()->source(),
-                              (tree_.zero_models.empty() ? tree_.models : tree_.zero_models)
-                                  .begin()
-                                  ->second->source());
+      return invalid_argument(
+          "{} is of another stage of ZeRO than {}", files.front()->source(),
+          (tree_.zero_models.empty() ? tree_.models : tree_.zero_models).begin()->second->source());
     if (zero.front().of_stage_3) {
       PTC_TRY(check_ranks_there(tree_.zero_models, files.size()));
       if (tree_.zero_models.size() != files.size())
@@ -408,8 +407,9 @@ class TreeReader {
     FlatGroup group;
     const std::vector<uint64_t>& gaps = zero.front().groups[g].gaps;
     if (!gaps.empty() && gaps.size() != shapes.size())
-      return invalid_argument("param_alignment_paddings has {} numbers, and there are {} parameters",
-                              gaps.size(), shapes.size());
+      return invalid_argument(
+          "param_alignment_paddings has {} numbers, and there are {} parameters", gaps.size(),
+          shapes.size());
     for (const ZeroFile& of_rank : zero)
       if (of_rank.groups[g].gaps != gaps)
         return invalid_argument("its param_alignment_paddings differ between ranks");
@@ -574,8 +574,7 @@ class TreeReader {
       }
       if (dp > 0) continue;
       for (const DeepSpeedModel::Buffer& buffer : model.buffers)
-        tables_.add(file, names_.parameter(buffer.name), buffer.array, 0,
-                    Box::whole(buffer.shape));
+        tables_.add(file, names_.parameter(buffer.name), buffer.array, 0, Box::whole(buffer.shape));
       DeepSpeedValues values = std::move(model.values);
       PTC_TRY(tables_.add_values(file, std::move(values), {}));
     }
@@ -625,9 +624,9 @@ class TreeReader {
           done.has_error())
         return std::move(done).error().with_context(one.file->source());
       tables_.has(*one.file);
-      PTC_TRY(tables_.add_values(*one.file, std::move(one.content.values),
-                                 {{TorchStep::Kind::kKey, *one.parameter, 0},
-                                  {TorchStep::Kind::kKey, one.state, 0}}));
+      PTC_TRY(tables_.add_values(
+          *one.file, std::move(one.content.values),
+          {{TorchStep::Kind::kKey, *one.parameter, 0}, {TorchStep::Kind::kKey, one.state, 0}}));
     }
     return ok();
   }
@@ -733,7 +732,9 @@ std::optional<DeepSpeedName> deepspeed_name(std::string_view path) {
   const auto mp = take_digits(rest);
   if (!mp || !rest.empty() || (!of_dp && !of_model)) return std::nullopt;
   name.mp = *mp;
-  name.kind = !of_dp ? DeepSpeedKind::kModel : of_model ? DeepSpeedKind::kZeroModel : DeepSpeedKind::kZero;
+  name.kind = !of_dp     ? DeepSpeedKind::kModel
+              : of_model ? DeepSpeedKind::kZeroModel
+                         : DeepSpeedKind::kZero;
   return name;
 }
 
@@ -747,11 +748,11 @@ bool has_deepspeed(const std::vector<Found>& found) {
     if (name->kind == DeepSpeedKind::kZero || name->kind == DeepSpeedKind::kZeroModel) return true;
     if (name->kind == DeepSpeedKind::kModel && !file.at.empty()) return true;
     if (name->kind == DeepSpeedKind::kModel) models.insert(name->folder);
-    if (name->kind == DeepSpeedKind::kUniversal && name->state == kMasterKey) universal.insert(name->folder);
+    if (name->kind == DeepSpeedKind::kUniversal && name->state == kMasterKey)
+      universal.insert(name->folder);
   }
-  return std::any_of(universal.begin(), universal.end(), [&](std::string_view folder) {
-    return models.contains(folder);
-  });
+  return std::any_of(universal.begin(), universal.end(),
+                     [&](std::string_view folder) { return models.contains(folder); });
 }
 
 LayoutSpec deepspeed_layout(const std::vector<Found>& found) {

@@ -299,8 +299,7 @@ Result<> CommitAttempt::draft() {
     request.in_force = known->in_force.current ? known->in_force.spec : known->saved.layout.spec;
     request.rules_text = known->rules_text;
     if (const CheckpointRecord* newest = known->latest()) {
-      request.known_facts = newest->checkpoint->model().facts();
-      request.known_family = newest->checkpoint->model().rules().family();
+      request.known_model = newest->checkpoint->manifest().model;
       for (const TensorInfo& tensor : newest->checkpoint->model().tensors())
         if (tensor.whole_on_dp)
           request.known_whole.emplace(std::pair(tensor.file, tensor.name), tensor.shape);

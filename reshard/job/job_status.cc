@@ -96,6 +96,13 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
     warnings.push_back(json::value(fmt::format(
         "replicas: {} further copies are wanted, but this cluster has one node: there are none",
         known.saved.layout.replicas)));
+  const size_t in_service = known.in_service(known.alive).size();
+  if (const uint64_t missing = known.missing_copies();
+      shares_bytes && missing > 0 && in_service <= known.saved.layout.replicas)
+    warnings.push_back(json::value(fmt::format(
+        "replicas: {} further copies are wanted, and {} node{} in service: of {} bytes there are "
+        "fewer",
+        known.saved.layout.replicas, in_service, in_service == 1 ? " is" : "s are", missing)));
   if (beside.distrusted)
     warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " +
                                    *beside.distrusted));

@@ -3,7 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <thread>
 
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
@@ -194,7 +196,16 @@ Result<std::shared_ptr<const StoredState>> Resharder::move_or_repair(const Check
                                                                      Attempt& attempt,
                                                                      Fences& fences) {
   constexpr int kMostInARow = 3;  // then what is found is not what is wrong
+  constexpr int kTriesForSpace = 6;
+  constexpr auto kFreed = std::chrono::milliseconds(300);
   auto moved = move(record, wanted, attempt, fences);
+  // What was removed a moment ago, perhaps to make this fit, is given back bit by bit.
+  for (int tries = 1; moved.has_error() && moved.error().code() == Code::kNoSpace &&
+                      tries < kTriesForSpace && !attempt.activity->stop_token().stop_requested();
+       ++tries) {
+    std::this_thread::sleep_for(kFreed);
+    moved = move(record, wanted, attempt, fences);
+  }
   if (moved.has_value()) damaged_in_a_row_ = 0;
   if (moved.has_value() || moved.error().code() != Code::kCorrupt) return moved;
   Result<Findings> found =

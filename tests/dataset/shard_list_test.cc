@@ -35,6 +35,16 @@ TEST(ShardList, TooManyPathsAreRefusedBeforeTheyAreMade) {
   }
 }
 
+/// A typo must not take the samples away from who reads them.
+TEST(ShardList, WhatIsInUseIsNotReplacedByWhatIsNotThere) {
+  TempDir dir;
+  const SourceSpec spec{.shards = {dir.file("trian"), dir.file("x{0..9}.tar")}};
+  EXPECT_TRUE(is_ok(check_source(spec, kOwn)));
+  EXPECT_TRUE(has_error(check_source(spec, kOwn, {}, /*in_use=*/true), Code::kNotFound));
+  std::ofstream(dir.file("x7.tar")) << "x";
+  EXPECT_TRUE(is_ok(check_source(spec, kOwn, {}, /*in_use=*/true)));
+}
+
 TEST(ShardList, WhatAGlobFindsCountsToo) {
   TempDir dir;
   for (const char* name : {"a", "b"})

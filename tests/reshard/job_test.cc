@@ -46,6 +46,17 @@ class JobTest : public ::testing::Test {
     job_ = store_->find("job");
   }
 
+  /// Of the files that describe checkpoints: as of those that an older ptcfs wrote. The store ends.
+  void forget_checksums() {
+    job_.reset();
+    store_.reset();
+    const auto meta = open_sqlite_meta(dir_.path() / "meta.db").value();
+    for (const MetaEntry& entry : meta->list("jobs/job/checkpoints/").value()) {
+      json::value value = parse_json(entry.value).value();
+      value.as_object().erase("files");
+      ASSERT_TRUE(meta->commit({.puts = {{entry.key, json::serialize(value)}}}).has_value());
+    }
+  }
   fs::path incoming(const std::string& name) const {
     return fs::path(job_->files_dir()) / "incoming" / name;
   }
@@ -441,6 +452,29 @@ TEST_F(JobTest, WhatDcpSavedIsReadAsDcpSavesIt) {
   EXPECT_EQ(job_->find_checkpoint("again")->values_of_dcp().value()->at(""), once->at(""));
 }
 
+/// Heads of one model would be cut in half by the facts of another.
+TEST_F(JobTest, FactsOfTheLastCheckpointAreOfTheSameModelAlone) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  for (const bool same : {true, false}) {
+    SCOPED_TRACE(same);
+    Sample sample = sample_;
+    if (!same)
+      for (size_t i = 0; i < sample.entries.size(); ++i) {  // twice as wide
+        sample.entries[i].shape.back() *= 2;
+        sample.bytes[i] += sample.bytes[i];
+      }
+    const std::string name = same ? "same" : "other";
+    write_ranks(sample, spec("tp1-pp1-dp1"), incoming(name));
+    fs::remove(incoming(name) / "rank/0/config.json");
+    commit(name);
+    if (same) set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
+    else EXPECT_THAT(job_->status_json(), HasSubstr("heads"));
+    if (same) set_layout(R"({"tp": 1, "pp": 1, "dp": 1})");
+  }
+  EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1})"), HasSubstr("heads"));
+}
+
 TEST_F(JobTest, KeepsTheNewestCheckpoints) {
   for (const char* name : {"a", "b", "c"}) {
     write_ranks(sample_, spec("tp1-pp1-dp1"), incoming(name));
@@ -609,6 +643,7 @@ TEST_F(JobTest, AStoreSaysWhichMemoryAnImageIsInUnlessItIsTheHosts) {
     json::value value = parse_json(text).value();
     for (json::value& image : value.at("images").as_array()) image.as_object()["memory"] = memory;
     write_file(stored, json::serialize(value));
+    forget_checksums();
     open();
     return job_->find_checkpoint("base");
   };
