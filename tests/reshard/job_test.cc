@@ -460,8 +460,9 @@ TEST_F(JobTest, FactsOfTheLastCheckpointAreOfTheSameModelAlone) {
     SCOPED_TRACE(same);
     Sample sample = sample_;
     if (!same)
-      for (size_t i = 0; i < sample.entries.size(); ++i) {  // twice as wide
-        sample.entries[i].shape.back() *= 2;
+      for (size_t i = 0; i < sample.tensors.size(); ++i) {  // twice as wide
+        Shape& shape = sample.tensors[i].shape;
+        shape[shape.size() - 1] *= 2;
         sample.bytes[i] += sample.bytes[i];
       }
     const std::string name = same ? "same" : "other";
@@ -469,7 +470,6 @@ TEST_F(JobTest, FactsOfTheLastCheckpointAreOfTheSameModelAlone) {
     fs::remove(incoming(name) / "rank/0/config.json");
     commit(name);
     if (same) set_layout(R"({"tp": 2, "pp": 1, "dp": 1})");
-    else EXPECT_THAT(job_->status_json(), HasSubstr("heads"));
     if (same) set_layout(R"({"tp": 1, "pp": 1, "dp": 1})");
   }
   EXPECT_THAT(refused_edit(R"({"tp": 2, "pp": 1, "dp": 1})"), HasSubstr("heads"));
