@@ -341,7 +341,8 @@ Result<Findings> Mender::repair_and_tell(const std::string& name, std::stop_toke
   PTC_TRY(check_member(*place_.services.cluster));
   PTC_TRY(auto found, repair(name, std::move(stop)));
   refresh_everywhere(name);
-  PTC_TRY(note_looked_over(name, record, found));
+  // What was decided about it meanwhile is looked at once more.
+  if (note_looked_over(name, record, found).has_error()) note_damage(name);
   return found;
 }
 
