@@ -32,9 +32,10 @@ bool is_number_step(const TorchStep& step) { return step.kind != TorchStep::Kind
 
 /// Whether it begins_with with these keys.
 bool begins_with(const std::vector<TorchStep>& path, std::initializer_list<std::string_view> keys) {
-  return path.size() >= keys.size() &&
-         std::equal(keys.begin(), keys.end(), path.begin(),
-                    [](std::string_view key, const TorchStep& step) { return is_text_step(step, key); });
+  return path.size() >= keys.size() && std::equal(keys.begin(), keys.end(), path.begin(),
+                                                  [](std::string_view key, const TorchStep& step) {
+                                                    return is_text_step(step, key);
+                                                  });
 }
 
 /// Looks up what a pickle says in dicts and lists.
@@ -77,7 +78,8 @@ class PickleLook {
     std::vector<uint64_t> all;
     PTC_TRY(for_items(list, [&](PickleId item) -> Result<> {
       const auto one = count(item);
-      if (!one) return invalid_argument("{} has {}, which is no count", what, pickle_.describe(item));
+      if (!one)
+        return invalid_argument("{} has {}, which is no count", what, pickle_.describe(item));
       all.push_back(*one);
       return ok();
     }));
@@ -169,7 +171,8 @@ Result<> check_opaque(const TorchFile& file) {
 }
 
 Error unknown_tensor(std::string_view tensor) {
-  return invalid_argument("tensor {} is none that such files are known to have", ptc::quoted(tensor));
+  return invalid_argument("tensor {} is none that such files are known to have",
+                          ptc::quoted(tensor));
 }
 
 Result<FlatArray> flat_array(const TorchTensor& tensor) {
@@ -192,12 +195,12 @@ std::optional<StatePlace> state_place(const std::vector<TorchStep>& path) {
       return std::nullopt;
     return StatePlace{static_cast<uint64_t>(group), std::move(key)};
   };
-  if (path.size() == 3 &&
-      (begins_with(path, {kZeroState, kFlatMasters}) || begins_with(path, {kZeroState, kSliceMasters})))
+  if (path.size() == 3 && (begins_with(path, {kZeroState, kFlatMasters}) ||
+                           begins_with(path, {kZeroState, kSliceMasters})))
     return at(2, "");
   if (path.empty() || path.back().kind != TorchStep::Kind::kKey) return std::nullopt;
-  if (path.size() == 5 &&
-      (begins_with(path, {kZeroState, kBaseState, "state"}) || begins_with(path, {kZeroState, kZeroState, "state"})))
+  if (path.size() == 5 && (begins_with(path, {kZeroState, kBaseState, "state"}) ||
+                           begins_with(path, {kZeroState, kZeroState, "state"})))
     return at(3, path.back().key);
   if (path.size() == 4 && begins_with(path, {kZeroState, kBaseState}))  // of an elastic checkpoint
     return at(2, path.back().key);
@@ -364,7 +367,8 @@ Result<DeepSpeedModel> DeepSpeedModel::read(const ReadAt& read, uint64_t file_by
   for (const TorchLiteral& literal : file.literals()) {
     if (!with_values) break;
     const std::vector<TorchStep> path = file.path(literal.place);
-    if (path.empty() || begins_with(path, {"param_shapes"}) || begins_with(path, {"frozen_param_shapes"}))
+    if (path.empty() || begins_with(path, {"param_shapes"}) ||
+        begins_with(path, {"frozen_param_shapes"}))
       continue;
     PTC_TRY(taker.add(path, literal.node, model.values));
   }

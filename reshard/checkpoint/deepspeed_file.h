@@ -39,9 +39,9 @@ struct ZeroFile {
   struct Group {
     FlatArray master;
     std::vector<std::pair<std::string, FlatArray>> state;  // "exp_avg" …
-    std::optional<uint64_t> padding;     // elements of this rank's part that are none
-    std::vector<uint64_t> gaps;          // behind each parameter; empty: none
-    std::optional<uint64_t> partitions;  // how many ranks have a part
+    std::optional<uint64_t> padding;           // elements of this rank's part that are none
+    std::vector<uint64_t> gaps;                // behind each parameter; empty: none
+    std::optional<uint64_t> partitions;        // how many ranks have a part
     std::optional<std::vector<Slice>> slices;  // which parameters are here, where it says so
   };
   std::vector<Group> groups;

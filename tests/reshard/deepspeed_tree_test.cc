@@ -47,9 +47,9 @@ TEST(DeepSpeedNames, OfUniversalFolders) {
 }
 
 TEST(DeepSpeedNames, OfExpertsAndOfOthers) {
-  for (const char* expert : {"layer_0_expert_3_mp_rank_00_model_states.pt",
-                             "expert_1_mp_rank_00_model_states.pt",
-                             "expp_rank_0_mp_rank_00_optim_states.pt"})
+  for (const char* expert :
+       {"layer_0_expert_3_mp_rank_00_model_states.pt", "expert_1_mp_rank_00_model_states.pt",
+        "expp_rank_0_mp_rank_00_optim_states.pt"})
     EXPECT_EQ(deepspeed_name(expert).value().kind, NameKind::kExpert) << expert;
   for (const char* other :
        {"mp_rank_00_optim_states.pt", "mp_rank_00_model_states.pth", "mp_rank_model_states.pt",
