@@ -383,8 +383,10 @@ class TorchMerge {
       if (path.empty() || !comes(tensors, path, path.size() - 1, first)) continue;
       if (take_parameters(path, file.pickle(), literal.node)) continue;
       if (is_megatron_ && is_beside_tensors(path)) {
-        of_modules_.try_emplace(without_numbers(path.back().key), path, &file.pickle(),
-                                literal.node);
+        std::string kind = path.back().key;
+        if (const auto [begin, end] = layer_in(kind); end > 0)
+          kind.replace(begin, end - begin, "#");
+        of_modules_.try_emplace(std::move(kind), path, &file.pickle(), literal.node);
         continue;
       }
       const bool empty = is_empty(file.pickle(), literal.node);
@@ -729,7 +731,7 @@ class TorchMerge {
   std::optional<MegatronOptimizer> optimizer_;
   std::deque<std::string> group_texts_;
   std::deque<Pickle> group_pickles_;                      // of those texts
-  std::map<std::string, OfModule> of_modules_;            // by key without numbers
+  std::map<std::string, OfModule> of_modules_;            // by key without its layer
   std::unordered_set<std::string> modules_with_tensors_;  // "output_layer."
   /// By the text of a path with a value at it, or below: the file of the first, 0 for tensors.
   std::unordered_map<std::string, size_t> occupied_;

@@ -70,6 +70,7 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.number = static_cast<uint32_t>(found.size());
       file.rank = text.at("rank").to_number<uint64_t>();
       file.path = std::string(text.at("path").as_string());
+      if (const json::value* at = text.if_contains("at")) file.at = std::string(at->as_string());
       file.version.bytes = text.at("bytes").to_number<uint64_t>();
       if (const json::value* mode = text.if_contains("mode")) {
         file.rights =
@@ -218,6 +219,7 @@ Result<std::string> list_files(int dir_fd) {
     const ReadRights rights = file.rights.value_or(ReadRights());
     files.push_back(json::object{{"rank", file.rank},
                                  {"path", file.path},
+                                 {"at", file.at},
                                  {"bytes", file.version.bytes},
                                  {"uid", rights.uid},
                                  {"gid", rights.gid},

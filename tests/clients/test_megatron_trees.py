@@ -234,7 +234,7 @@ class Taken(Trees):
         for rank in range(4):
             name = directory(rank % 2, rank // 2, 2)
             shutil.copytree(self.temporary("run/iter_0000100/" + name), job.incoming("base") + f"/rank/{rank}/iter_0000100/{name}")
-        self.assertEqual(mount.error_of(job.commit, "base"), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
         self.assertIn("rank", job.commit_error("base"))
         job.set_layout(tp=2, pp=2)
         job.commit("base")
@@ -318,7 +318,7 @@ class Optimizers(Trees):
             with self.subTest(change=change.__name__):
                 job, model = self.mount.job(change.__name__), Model()
                 save_tree(job.incoming("base"), model, 1, 1, mixed=False, change=change)
-                self.assertEqual(mount.error_of(job.commit, "base"), "EINVAL")
+                self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
                 self.assertIn(why, job.commit_error("base"))
 
 
@@ -327,7 +327,7 @@ class Refused(Trees):
         job = self.mount.job(name)
         save_tree(job.incoming("base"), Model(), tp, pp, **options)
         spoil(os.path.join(job.incoming("base"), "iter_0000100"))
-        self.assertEqual(mount.error_of(job.commit, "base"), "EINVAL")
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
         for words in why if isinstance(why, tuple) else (why,):
             self.assertIn(words, job.commit_error("base"))
         self.assertTrue(os.path.exists(job.incoming("base") + "/iter_0000100"))  # nothing is lost
