@@ -153,10 +153,11 @@ Result<> GatherCache::refresh(const std::string& prefix) {
     for (const auto& [key, entry] : entries_)
       if (entry.file == nullptr && key.starts_with(prefix)) under_way.insert(key);
     gathered_.wait(mutex_, [&]() PTC_REQUIRES(mutex_) {
-      return std::none_of(under_way.begin(), under_way.end(), [&](const std::string& key) {
-        const auto entry = entries_.find(key);
-        return entry != entries_.end() && entry->second.file == nullptr;
-      });
+      for (const std::string& key : under_way)
+        if (const auto entry = entries_.find(key);
+            entry != entries_.end() && entry->second.file == nullptr)
+          return false;
+      return true;
     });
     for (const auto& [key, entry] : entries_)
       if (entry.file != nullptr && entry.again && key.starts_with(prefix))
