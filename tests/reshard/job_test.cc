@@ -51,7 +51,8 @@ class JobTest : public ::testing::Test {
     job_.reset();
     store_.reset();
     const auto meta = open_sqlite_meta(dir_.path() / "meta.db").value();
-    for (const MetaEntry& entry : meta->list("jobs/job/checkpoints/").value()) {
+    const std::vector<MetaEntry> entries = meta->list("jobs/job/checkpoints/").value();
+    for (const MetaEntry& entry : entries) {
       json::value value = parse_json(entry.value).value();
       value.as_object().erase("files");
       ASSERT_TRUE(meta->commit({.puts = {{entry.key, json::serialize(value)}}}).has_value());
