@@ -323,7 +323,7 @@ class Trees(mount.TestCase):
         self.beside(top)
         done = self.mount.ptc("import", "imported", top)
         self.assertEqual(done.returncode, 0, done.stderr)
-        job = self.mount.job("imported")
+        job = mount.Job(self.mount, "imported")
         self.expect_hf(job, self.model.tensors)
         self.expect_state(job, layouts=["tp2-pp1-dp1"])
 
