@@ -4,6 +4,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 import xml.etree.ElementTree
 
 import models
@@ -66,6 +67,55 @@ class Ptc(mount.TestCase):
         self.assertIn("model.safetensors", done.stderr)
         self.assertIn("mv ", done.stderr)
 
+    def test_of_imports_of_one_name_one_is_done(self):
+        name = "at_once"
+        for number in range(8):
+            models.Llama(number).write_hf(self.temporary(f"model{number}"))
+        done = [None] * 8
+
+        def bring_in(number):
+            done[number] = self.mount.ptc("import", name, self.temporary(f"model{number}"), "--move", check=False)
+        threads = [threading.Thread(target=bring_in, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        won = [number for number in range(8) if done[number].returncode == 0]
+        self.assertEqual(len(won), 1, [one.stderr for one in done])
+        job = mount.Job(self.mount, name)
+        found = models.read_safetensors(job.rank_file("base", "tp1-pp1-dp1", 0))
+        self.assertEqual(found, {t.name: t for t in models.Llama(won[0]).tensors})
+        for number in range(8):
+            self.assertEqual(os.listdir(self.temporary(f"model{number}")) == [], number in won)
+            if number not in won:
+                self.assertIn("already", done[number].stderr)
+
+    def test_import_into_a_job_of_several_ranks(self):
+        job = self.new_job()
+        job.set_layout(tp=2)
+        models.Llama().write_hf(self.temporary("model"))
+        done = self.mount.ptc("import", job.name, self.temporary("model"), check=False)
+        self.assertEqual(done.returncode, 1)
+        command = done.stderr.splitlines()[-1].split()
+        self.assertEqual(command, ["ptc", "import", "--force", "--layout", "tp1-pp1-dp1", f"{job.name}/base", self.temporary("model")])
+        self.mount.ptc(*command[1:])
+        self.assertEqual(os.listdir(job.file("checkpoints")), ["base"])
+
+    def test_import_into_a_job_that_is_removed(self):
+        job = self.new_job()
+        models.Llama().write_hf(self.temporary("model"))
+        for number in range(2000):
+            models.write_file(self.temporary(f"model/many/{number}"), "x")
+        import_it = subprocess.Popen([shutil.which("ptc", path=self.mount.bin), "-C", self.mount.path, "import", job.name, self.temporary("model")],
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not os.path.exists(job.incoming("base") + "/rank/0/many/5"):
+            self.assertIsNone(import_it.poll())
+        self.mount.ptc("rm", "--force", "--yes", job.name)
+        said = import_it.communicate(timeout=60)[1]
+        self.assertEqual(import_it.returncode, 1)
+        self.assertIn(f"job {job.name} was removed meanwhile", said)
+        self.assertNotIn("Nothing is lost", said)
+
     def test_export(self):
         job = self.import_model()
         model = models.Llama()
@@ -118,7 +168,19 @@ class Ptc(mount.TestCase):
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn("layout.json refused: ", done.stderr)
         self.assertIn("tp4-pp1-dp1 stays in force", done.stderr)
+        # Whatever else is refused after it.
+        self.assertEqual(mount.error_of(models.write_file, job.file("dataset/consumed"), "x"), "EINVAL")
+        self.assertIn("dataset/consumed refused: ", job.error())
+        done = self.mount.ptc("wait", job.name, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("layout.json refused: ", done.stderr)
+        status = self.mount.ptc("status", job.name).stdout
+        self.assertRegex(status, "last error .*: dataset/consumed")
+        self.assertRegex(status, "layout error .*: layout.json")
+        models.write_file(job.file("layout.json"), mount.read_text(job.file("layout.json")))  # what is wanted all the same
+        self.mount.ptc("wait", job.name)
         job.set_layout(tp=2)
+        self.assertIsNone(job.status()["layout_error"])
         self.mount.ptc("wait", job.name)
 
     def test_plan(self):
@@ -134,6 +196,11 @@ class Ptc(mount.TestCase):
         bad = self.mount.ptc("plan", job.name, "--tp", 3, check=False)
         self.assertEqual(bad.returncode, 1)
         self.assertIn("model.layers.", bad.stderr)
+        bad = self.mount.ptc("plan", job.name, "--layout", "tp2", check=False)
+        self.assertEqual(bad.returncode, 1)
+        self.assertIn("is it tp2-pp1-dp1?", bad.stderr)
+        bad = self.mount.ptc("plan", job.name, "--layout", "nothing.json", check=False)
+        self.assertIn("'nothing.json' is neither a file nor a layout's name", bad.stderr)
         self.mount.ptc("layout", job.name, "set", "--tp", 2, "--wait")
         done = json.loads(self.mount.ptc("plan", job.name, "--json").stdout)
         self.assertEqual((done["state"], done["to"]), ("done", "tp2-pp1-dp1"))

@@ -27,6 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kWholeModel = "tp1-pp1-dp1";  // the layout of a model's directory
+
 struct ImportOptions {
   std::string job;
   std::string directory;
@@ -125,27 +127,35 @@ Result<CopyList> files_of(const ImportOptions& options) {
   return list;
 }
 
-/// Makes room for the copy: the job, and a fresh incoming/<name>.
+Result<> check_not_committed(const Target& target) {
+  if (!exists(target.checkpoint_dir())) return ok();
+  return make_error(Code::kAlreadyExists, "{} is already committed; another name: --name NAME",
+                    target.name());
+}
+
+/// Makes room for the copy: the job, and a fresh incoming/<name>, which belongs to whoever makes
+/// it.
 Result<> prepare(const Target& target, const std::string& incoming, const ImportOptions& options) {
   if (!exists(target.job_dir())) {
-    if (::mkdir(target.job_dir().c_str(), 0777) != 0)
-      return errno_error(errno, "making job " + target.job);
-    fmt::print("{}: new job\n", target.job);
+    if (::mkdir(target.job_dir().c_str(), 0777) == 0) fmt::print("{}: new job\n", target.job);
+    else if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
   }
-  if (exists(target.checkpoint_dir())) {
-    return make_error(Code::kAlreadyExists, "{} is already committed; another name: --name NAME",
-                      target.name());
+  PTC_TRY(check_not_committed(target));
+  if (options.force) {
+    PTC_TRY(remove_tree(AT_FDCWD, incoming));
   }
-  if (!exists(incoming)) return ok();
-  if (!options.force) {
+  if (::mkdir(incoming.c_str(), 0777) != 0) {
+    if (errno != EEXIST) return errno_error(errno, "making " + incoming);
     return make_error(
         Code::kAlreadyExists,
-        "{} is there from an earlier attempt, which may have been ended halfway. "
-        "Replace it with --force; or, if you know that it is whole, commit it:\n  mv {} "
+        "{} is already there: another import is under way, or an earlier attempt was ended "
+        "halfway. Replace it with --force; or, if you know that it is whole, commit it:\n  mv {} "
         "{}/checkpoints/",
         incoming, shell_word(incoming), shell_word(target.job_dir()));
   }
-  return remove_tree(AT_FDCWD, incoming);
+  auto still_free = check_not_committed(target);  // by whoever had the directory before
+  if (!still_free) ::rmdir(incoming.c_str());
+  return still_free;
 }
 
 Result<> write_layout(const std::string& incoming, const std::string& layout) {
@@ -175,26 +185,53 @@ bool goes_on(const Target& target, Progress& progress) {
   return false;
 }
 
+bool was_removed(const Target& target, const std::string& incoming) {
+  return !exists(target.job_dir()) || !exists(incoming);
+}
+
+Error removed_meanwhile(const Target& target, const std::string& incoming) {
+  return make_error(Code::kNotFound,
+                    "{} was not committed: {} was removed meanwhile, with what was copied",
+                    target.name(), exists(target.job_dir()) ? incoming : "job " + target.job);
+}
+
+/// For whoever brings a whole model into a job of several ranks; empty: that was not why.
+std::string layout_hint(const Target& target, const ImportOptions& options) {
+  const std::string directory = inside_hub_cache(options.directory);
+  if (options.rank || !options.layout.empty() || has_ranks(directory)) return "";
+  auto status = read_status(target);
+  if (!status || status.value().wanted == kWholeModel) return "";
+  return fmt::format(
+      "\nIf {} is a whole model, and not what rank 0 of {} wrote, say so:\n  ptc import --force "
+      "--layout {} {} {}",
+      options.directory, status.value().wanted, kWholeModel, shell_word(target.name()),
+      shell_word(options.directory));
+}
+
 /// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
 /// completes it.
-Result<> commit(const Target& target, const std::string& incoming) {
+Result<> commit(const Target& target, const std::string& incoming, const ImportOptions& options) {
   constexpr int kTries = 3;  // when none goes on: it may have ended at just that moment
   const Reason reason(target, incoming + ".error");
   Progress progress("committing " + target.name());
   int error = EAGAIN;
+  bool gave_up = false;  // a rename, which goes on all the same
   for (int in_vain = 0; error == EAGAIN && in_vain < kTries;) {
     if (::rename(incoming.c_str(), target.checkpoint_dir().c_str()) == 0) return ok();
     error = errno;
     in_vain = goes_on(target, progress) ? 0 : in_vain + 1;
     // Decided at the moment at which the last rename gave up.
-    if (error == ENOENT && is_directory(target.checkpoint_dir())) return ok();
+    if (error == ENOENT && gave_up && is_directory(target.checkpoint_dir())) return ok();
+    gave_up = gave_up || error == EAGAIN;
   }
   progress.finish();
+  if (error == ENOENT && was_removed(target, incoming)) return removed_meanwhile(target, incoming);
   return make_error(error == EAGAIN ? Code::kUnavailable : Code::kInvalidArgument,
                     "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} "
-                    "{}/checkpoints/",
+                    "{}/checkpoints/{}",
                     target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming,
-                    shell_word(incoming), shell_word(target.job_dir()));
+                    shell_word(incoming), shell_word(target.job_dir()),
+                    error == EAGAIN ? "" : layout_hint(target, options));
 }
 
 void remove_sources(const CopyList& list) {
@@ -231,13 +268,14 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   progress.finish();
   if (copied) copied = write_layout(incoming, options.layout);
   if (!copied) {
+    if (was_removed(target, incoming)) return removed_meanwhile(target, incoming);
     // Half a copy is of no use, and may be what fills the store.
     (void)remove_tree(AT_FDCWD, incoming);
     return std::move(copied).error();
   }
   double copy_seconds = progress.seconds();
   Progress commit_time("");
-  PTC_TRY(commit(target, incoming));
+  PTC_TRY(commit(target, incoming, options));
   double commit_seconds = commit_time.seconds();
   if (options.move) remove_sources(list);
 

@@ -162,10 +162,35 @@ Result<json::object> layout_of_name(std::string_view name) {
   return layout;
 }
 
+namespace {
+
+/// Neither a file nor a name; where sizes are meant, it says the name that has them.
+Error no_layout(const std::string& text) {
+  json::object sizes;
+  for (const auto& [key, value] : sizes_of_name(text)) sizes.insert_or_assign(key, value);
+  std::string name = fmt::format("tp{}-pp{}-dp{}", size_or_one(sizes, "tp"),
+                                 size_or_one(sizes, "pp"), size_or_one(sizes, "dp"));
+  for (const char* key : {"ep", "cp"}) {
+    if (uint64_t value = size_or_one(sizes, key); value > 1)
+      name += fmt::format("-{}{}", key, value);
+  }
+  if (sizes.empty())
+    return make_error(Code::kNotFound,
+                      "'{}' is neither a file nor a layout's name, such as tp4-pp2-dp1", text);
+  return make_error(Code::kNotFound,
+                    "'{}' is neither a file nor a layout's name, which has all of tp, pp and dp; "
+                    "is it {}?",
+                    text, name);
+}
+
+}  // namespace
+
 Result<json::object> layout_of_file_or_name(const std::string& text) {
   auto named = layout_of_name(text);
   if (named) return named;
-  PTC_TRY(auto content, read_text_file(AT_FDCWD, text, 1 << 20));
+  auto read = read_text_file(AT_FDCWD, text, 1 << 20);
+  if (!read && read.error().code() == Code::kNotFound) return no_layout(text);
+  PTC_TRY(auto content, std::move(read));
   auto value = parse_json(content);
   if (!value) return std::move(value).error().with_context(text);
   if (!value.value().is_object()) return invalid_argument("{}: not a JSON object", text);
