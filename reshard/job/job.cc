@@ -42,14 +42,6 @@ HashQueue::Expected Job::Impl::expected_of_files() const {
           newest != nullptr ? newest->checkpoint : nullptr};
 }
 
-void Job::Impl::set_error(const std::string& what) {
-  knowledge.update([&](KnownJob& known) { known.set_error(what); });
-}
-
-void Job::Impl::forget_error(std::string_view beginning) {
-  knowledge.update([&](KnownJob& known) { known.forget_error(beginning); });
-}
-
 Job::Job(std::string name, std::string id, std::string dir, JobServices services,
          JobListener* listener)
     : name_(std::move(name)),
@@ -261,7 +253,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   MutexLock change(decisions.mutex());
   const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
   if (text == before->saved.text) {
-    forget_error("layout.json ");
+    job->forget_refused_save("layout.json");
     // It is wanted still, and failed.
     if (before->failed && before->failed->revision == before->saved.revision)
       return want_layout_again();
@@ -292,7 +284,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
   knowledge.update([&](KnownJob& known) {
     known.saved = {edit, meta_revision};
     known.custom_specs[spec_name] = edit.layout.spec;
-    known.last_error.reset();
+    known.forget_errors();
     activities.stop_reshards();  // what finds the newer edit begins after that
   });
   knowledge.tell();
@@ -310,7 +302,7 @@ Result<> Job::Impl::want_layout_again() {
   knowledge.update([&](KnownJob& known) {
     known.saved.meta_revision = meta_revision;
     known.failed.reset();
-    known.last_error.reset();
+    known.forget_errors();
     // What failed may have been copies of an older checkpoint.
     known.look_anyway = services.cluster->shares_bytes();
   });
@@ -393,11 +385,13 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
 }
 
 void Job::note_refused_save(const std::string& file, const std::string& why) {
-  impl_->set_error(file + " refused: " + why);
+  impl_->knowledge.update([&](KnownJob& known) { known.note_refused_save(file, why); });
   spdlog::info("job {}: {} refused: {}", name_, file, why);
 }
 
-void Job::forget_refused_save(const std::string& file) { impl_->forget_error(file + " refused: "); }
+void Job::forget_refused_save(const std::string& file) {
+  impl_->knowledge.update([&](KnownJob& known) { known.forget_refused_save(file); });
+}
 
 std::string Job::plan_json() const { return impl_->knowledge.now()->shown_plan().json; }
 

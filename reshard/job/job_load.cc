@@ -231,7 +231,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     now.sequence = state.sequence;
     if (flipped || wanted_again)
       now.failed.reset();  // another node could do it, or it is to be tried once more
-    if (edited || wanted_again) now.last_error.reset();
+    if (edited || wanted_again) now.forget_errors();
     if (edited) activities.stop_reshards();  // what finds the newer edit begins after that
     now.take_over_damaged(place.name, std::move(now_damaged));
     for (auto& [name, record] : now.checkpoints) {

@@ -100,8 +100,6 @@ struct Job::Impl {
   bool at_rest(const KnownJob& known) const {
     return !known.has_work() && !activities.any_reshard() && !known.leads;
   }
-  void set_error(const std::string& what);
-  void forget_error(std::string_view beginning);  // if it begins so
   Result<> check_layout(const std::string& text, const Layout& wanted) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);

@@ -10,6 +10,14 @@
 #include "store/base/wall_time.h"
 
 namespace ptc {
+namespace {
+
+json::value error_of(const std::optional<KnownJob::LastError>& error) {
+  if (!error) return nullptr;
+  return json::object{{"what", error->what}, {"time", time_text(error->time_ns)}};
+}
+
+}  // namespace
 
 std::optional<ReshardProgress> Job::own_progress() const {
   if (const std::optional<Activity::Progress> own = impl_->activities.reshard()) {
@@ -85,12 +93,8 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
   } else {
     status["last_reshard"] = nullptr;
   }
-  if (known.last_error) {
-    status["last_error"] = json::object{{"what", known.last_error->what},
-                                        {"time", time_text(known.last_error->time_ns)}};
-  } else {
-    status["last_error"] = nullptr;
-  }
+  status["last_error"] = error_of(known.last_error);
+  status["layout_error"] = error_of(known.layout_error);
   json::array warnings;
   if (known.saved.layout.replicas > 0 && !shares_bytes)
     warnings.push_back(json::value(fmt::format(

@@ -123,6 +123,21 @@ void KnownJob::forget_error(std::string_view beginning) {
   if (last_error && last_error->what.starts_with(beginning)) last_error.reset();
 }
 
+void KnownJob::forget_errors() {
+  last_error.reset();
+  layout_error.reset();
+}
+
+void KnownJob::note_refused_save(const std::string& file, const std::string& why) {
+  set_error(file + " refused: " + why);
+  if (file == "layout.json") layout_error = last_error;
+}
+
+void KnownJob::forget_refused_save(const std::string& file) {
+  forget_error(file + " refused: ");
+  if (file == "layout.json") layout_error.reset();
+}
+
 void KnownJob::set_last_plan(PlanRef plan, int64_t decided) {
   last_plan = std::move(plan);
   last_reshard = LastReshard::of(*last_plan);

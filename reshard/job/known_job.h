@@ -75,6 +75,8 @@ struct KnownJob {
     int64_t time_ns = 0;
   };
   std::optional<LastError> last_error;
+  std::optional<LastError>
+      layout_error;  // why layout.json was refused; none: one was accepted since
   /// A reshard of this checkpoint to this revision failed; not tried again until either changes,
   /// or the layout is saved again.
   struct Failed {
@@ -114,6 +116,11 @@ struct KnownJob {
 
   void set_error(const std::string& what);        // names in it may be no text
   void forget_error(std::string_view beginning);  // if it begins so
+  void forget_errors();                           // a layout was accepted
+  /// Of a file of the job that was to be saved. Of layout.json it stays known, whatever else is
+  /// refused after it.
+  void note_refused_save(const std::string& file, const std::string& why);
+  void forget_refused_save(const std::string& file);
   void set_last_plan(PlanRef plan, int64_t decided);
   /// The decision has come: `record` is what is known from now on, and `plan` was carried out.
   void take_over(const CheckpointRecord& record, PlanRef plan);

@@ -340,8 +340,13 @@ job.save({"w": torch.ones(2)}, "b")
         job = ptc.Job.create(self.mount.path + "/refusals")
         with self.assertRaisesRegex(ptc.LayoutError, "did you mean 'tp'"):
             job.set_layout(tpp=2)
+        with self.assertRaises(OSError):
+            models.write_file(job.file("dataset/consumed"), "x")
+        with self.assertRaisesRegex(ptc.LayoutError, "did you mean 'tp'"):
+            job.wait()
+        job.set_layout(tp=1)
         ptc.save(tensors_of(models.Llama(), 2, 0), job.incoming("half"), layout={"tp": 2})
-        with self.assertRaisesRegex(ptc.CommitError, "half: .*rank 1"):
+        with self.assertRaisesRegex(ptc.CommitError, "half: .*rank 1.*layout="):
             ptc.commit(job.incoming("half"))
         self.assertTrue(os.path.exists(job.incoming("half") + "/rank/0/model.safetensors"))
         job.save({"w": torch.ones(2)}, "once")

@@ -41,6 +41,14 @@ def start_server():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def wait(job):
+    """The status, once the layout that is wanted is in force: an edit that was refused changes nothing."""
+    try:
+        return job.wait()
+    except ptc.LayoutError:
+        return job.status
+
+
 def start(jobs, log, directory):
     """Processes for the layout in force and the newest checkpoint; (layout, revision, checkpoint, processes).
 
@@ -50,7 +58,7 @@ def start(jobs, log, directory):
     while seen is None:
         while not os.path.exists(job.file("status.json")):  # the node's daemon is away
             time.sleep(0.2)
-        status, layout = job.wait(), job.layout
+        status, layout = wait(job), job.layout
         world = layout["tp"] * layout["pp"] * layout["dp"]
         try:
             seen = [jobs(layout, rank) for rank in range(world)]

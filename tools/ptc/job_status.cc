@@ -26,6 +26,7 @@ Result<JobStatus> read_status(const Target& target) {
   status.wanted = text_field(raw, "wanted");
   status.checkpoint = text_field(raw, "checkpoint");
   status.last_error = text_field(object_field(raw, "last_error"), "what");
+  status.layout_error = text_field(object_field(raw, "layout_error"), "what");
   status.raw = std::move(raw);
   return status;
 }

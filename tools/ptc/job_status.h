@@ -22,8 +22,9 @@ struct JobStatus {
   uint64_t in_force_revision = 0;
   std::string layout;  // in force
   std::string wanted;
-  std::string checkpoint;  // that `current` shows; empty: none
-  std::string last_error;  // empty: none
+  std::string checkpoint;    // that `current` shows; empty: none
+  std::string last_error;    // empty: none
+  std::string layout_error;  // why layout.json was refused; empty: one was accepted since
   json::object raw;
 
   /// Nothing is running and nothing is about to.

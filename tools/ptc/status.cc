@@ -53,6 +53,8 @@ void print_status(const JobStatus& status) {
   }
   if (has_object(raw, "last_error"))
     print_line("last error", error_text(object_field(raw, "last_error")));
+  if (!status.layout_error.empty() && status.layout_error != status.last_error)
+    print_line("layout error", error_text(object_field(raw, "layout_error")));
   for (const std::string& warning : text_list(array_field(raw, "warnings")))
     print_line("warning", warning);
   std::string nodes;

@@ -29,8 +29,8 @@ Result<int> run_wait(const Context& context, const WaitOptions& options) {
     return kFailed;
   }
   // Shells do not say that a redirection was refused when the file was closed.
-  if (status.last_error.starts_with("layout.json refused")) {
-    fmt::print(stderr, "ptc: {}: {}. {} stays in force.\n", status.job, status.last_error,
+  if (!status.layout_error.empty()) {
+    fmt::print(stderr, "ptc: {}: {}. {} stays in force.\n", status.job, status.layout_error,
                status.layout);
     return kFailed;
   }

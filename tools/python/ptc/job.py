@@ -17,9 +17,13 @@ _POLL_SECONDS = 0.05
 _ASK_TRIES = 600
 _REMOVE_TRIES = 10
 
-_NO_TENSOR = "there is no tensor in it that has a name"  # of the daemon
-_OWN_HINT = (" (to ptc.save, tensors at the top beside other values are the rank's own, which nothing cuts: put them into a "
-             'dict, {"model": {…}, "step": 3})')
+_HINTS = {  # what of the daemon's words is done here
+    "there is no tensor in it that has a name":
+        " (to ptc.save, tensors at the top beside other values are the rank's own, which nothing cuts: put them into a "
+        'dict, {"model": {…}, "step": 3})',
+    "put a layout.json beside rank/":
+        " (ptc.save and job.save put one there that are told the layout of the ranks that save: "
+        'layout={"tp": 1, "pp": 1, "dp": 2})'}
 
 Layout = Dict[str, Any]
 """layout.json: {"tp": 4, "pp": 1, "dp": 2, …}; the sizes are required."""
@@ -96,6 +100,10 @@ def remove(directory: str) -> None:
             raise
 
 
+def _what(status: Mapping[str, Any], error: str) -> str:
+    return (status.get(error) or {}).get("what", "")
+
+
 class Job:
     """A directory of the mount, /mnt/ptc/<job>.
 
@@ -146,7 +154,7 @@ class Job:
     @property
     def error(self) -> str:
         """What was refused or failed last; "" if nothing was."""
-        return (self.status.get("last_error") or {}).get("what", "")
+        return _what(self.status, "last_error")
 
     @property
     def layout(self) -> Layout:
@@ -171,18 +179,24 @@ class Job:
                 file.write(text)
         except OSError as error:
             if error.errno == errno.EINVAL:
-                raise LayoutError(self.error or str(error)) from None
+                raise LayoutError(_what(self.status, "layout_error") or str(error)) from None
             raise
         return self.wait(timeout) if wait else self.status
 
     def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
-        """Waits until the layout that is wanted is in force; returns the status. ReshardError, TimeoutError."""
+        """Waits until the layout that is wanted is in force; returns the status.
+
+        Errors: LayoutError (what was saved last was refused, by whomever, and the one before it is in force),
+        ReshardError, TimeoutError.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             status = self.status
             if status["state"] == "failed":
-                raise ReshardError((status.get("last_error") or {}).get("what", "the reshard failed"))
+                raise ReshardError(_what(status, "last_error") or "the reshard failed")
             if status["state"] == "idle" and status["in_force_revision"] == status["revision"]:
+                if refused := _what(status, "layout_error"):
+                    raise LayoutError(refused)
                 return status
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"{self.path}: {status['wanted']} is not in force after {timeout} s")
@@ -339,6 +353,6 @@ class Job:
         try:
             with open(self.incoming(name) + ".error", encoding="utf-8") as file:
                 reason = file.read().strip()
-            return reason + _OWN_HINT if _NO_TENSOR in reason else reason
+            return reason + "".join(hint for said, hint in _HINTS.items() if said in reason)
         except OSError:
             return ""
