@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -98,7 +99,8 @@ def take_down(top):
     for path in reversed([path for path in mounts if path.startswith(top + "/")]):
         subprocess.run(["umount", "-l", path], check=False)
     for name in os.listdir("/run/netns") if os.path.isdir("/run/netns") else []:
-        if name.startswith(namespace(top, "")):
+        # Another cluster's may begin with all of this one's name.
+        if re.fullmatch(re.escape(namespace(top, "")) + r"(switch|etcd|w\d+)", name):
             subprocess.run(["ip", "netns", "del", name], check=False)
     if mount.is_mounted(top):
         subprocess.run(["umount", "-l", top], check=False)

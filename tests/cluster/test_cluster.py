@@ -1,6 +1,7 @@
 """Nodes in networks of their own: one state of affairs, the least moved, and nothing lost with a node."""
 import json
 import os
+import tempfile
 import unittest
 
 import cluster
@@ -22,6 +23,20 @@ class Idle(TestCase):
         for node in self.nodes.nodes:
             cluster.until(lambda node=node: sum(node.threads().values()) <= self.THREADS, f"{node.name} has few threads", 120)
             self.assertLess(node.wake_ups(10), 90, node.threads())  # its lease is prolonged, and etcd's watch looked after; 165 if more is polled
+
+
+class Names(unittest.TestCase):
+    def test_another_cluster_stays(self):
+        """tools/cluster's name is the beginning of that of each cluster of these tests."""
+        cluster.require()
+        top = tempfile.mkdtemp(prefix="ptcfs-names-")
+        other = top + "-other"
+        names = [cluster.namespace(where, name) for where in (top, other) for name in ("w0", "etcd", "switch")]
+        self.addCleanup(cluster.take_down, other)
+        for name in names:
+            cluster.run("ip", "netns", "add", name)
+        cluster.take_down(top)
+        self.assertEqual([name for name in names if os.path.exists("/run/netns/" + name)], names[3:])
 
 
 class Agreement(TestCase):
