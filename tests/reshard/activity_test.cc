@@ -13,15 +13,13 @@
 namespace ptc {
 namespace {
 
-using Kind = Activity::Kind;
-
 TEST(Activities, WhatOneEndsIsNoOthers) {
   Activities all;
-  auto led = all.begin({Kind::kReshard, "base", "tp1", "tp2"});
+  auto led = all.begin({Activity::Kind::kReshard, "base", "tp1", "tp2"});
   led->begin("moving", 100);
   led->bytes_done() = 40;
   {
-    auto part = all.begin({Kind::kPart, "older", "tp1", "tp1"});
+    auto part = all.begin({Activity::Kind::kPart, "older", "tp1", "tp1"});
     part->begin("moving", 7);
     EXPECT_EQ(all.reshard()->subject.checkpoint, "base");  // what is led here comes first
   }
@@ -34,10 +32,10 @@ TEST(Activities, WhatOneEndsIsNoOthers) {
 
 TEST(Activities, ANewerEditStopsReshardsAndNoCommits) {
   Activities all;
-  auto led = all.begin({Kind::kReshard, "base", "", ""});
-  auto part = all.begin({Kind::kPart, "base", "", ""});
-  auto commit = all.begin({Kind::kCommit, "next", "incoming/next", ""});
-  auto fetch = all.begin({Kind::kFetch, "id", "", "manifest.json"});
+  auto led = all.begin({Activity::Kind::kReshard, "base", "", ""});
+  auto part = all.begin({Activity::Kind::kPart, "base", "", ""});
+  auto commit = all.begin({Activity::Kind::kCommit, "next", "incoming/next", ""});
+  auto fetch = all.begin({Activity::Kind::kFetch, "id", "", "manifest.json"});
   all.stop_reshards();
   EXPECT_TRUE(led->stop_token().stop_requested());
   EXPECT_TRUE(part->stop_token().stop_requested());
@@ -52,7 +50,7 @@ TEST(Activities, ANewerEditStopsReshardsAndNoCommits) {
   all.stop_all();
   EXPECT_TRUE(fetch->stop_token().stop_requested());
   EXPECT_TRUE(commit->stop_token().stop_requested());
-  EXPECT_TRUE(all.begin({Kind::kReshard, "late", "", ""})->stop_token().stop_requested());
+  EXPECT_TRUE(all.begin({Activity::Kind::kReshard, "late", "", ""})->stop_token().stop_requested());
 }
 
 TEST(KeyedLock, OneKeyWaitsAndAnotherDoesNot) {

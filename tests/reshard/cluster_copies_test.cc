@@ -186,7 +186,9 @@ TEST_F(CopiesTest, NoneGoesByWhatHasChangedMeanwhile) {
       if (!trims || tries++ > 0) return std::nullopt;
       const auto entry = cluster_.meta().get(key).value();
       EXPECT_TRUE(entry.has_value()) << key;
-      if (entry) EXPECT_TRUE(cluster_.meta().commit({.puts = {{key, entry->value}}}));
+      if (entry) {
+        EXPECT_TRUE(cluster_.meta().commit({.puts = {{key, entry->value}}}));
+      }
       return std::nullopt;
     };
     edit(0, few);

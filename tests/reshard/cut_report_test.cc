@@ -22,12 +22,12 @@ const json::object* entry(const json::object& report, std::string_view names) {
   return nullptr;
 }
 
-constexpr std::string_view kMixtral = R"({"model_type": "mixtral", "hidden_size": 12,
+constexpr std::string_view kSmallMixtral = R"({"model_type": "mixtral", "hidden_size": 12,
   "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
   "intermediate_size": 8, "vocab_size": 256, "num_local_experts": 6})";
 
 TEST(CutReport, WhatIsCutAlikeIsOneEntry) {
-  const Model model = synthetic_model(kMixtral, true);
+  const Model model = synthetic_model(kSmallMixtral, true);
   LayoutSpec spec;
   spec.sizes = {.tp = 4, .pp = 2, .dp = 2, .ep = 3};
   spec.optimizer = OptimizerCut::kZero1;
@@ -57,7 +57,7 @@ TEST(CutReport, WhatIsCutAlikeIsOneEntry) {
 }
 
 TEST(CutReport, ShortRowsOfFsdpAreSaid) {
-  const Model model = synthetic_model(kMixtral);
+  const Model model = synthetic_model(kSmallMixtral);
   LayoutSpec spec;
   spec.sizes = {.dp = 5};
   spec.optimizer = OptimizerCut::kFsdp;
@@ -69,7 +69,7 @@ TEST(CutReport, ShortRowsOfFsdpAreSaid) {
 }
 
 TEST(CutReport, SaysWhatDoesNotFit) {
-  const Model model = synthetic_model(kMixtral);
+  const Model model = synthetic_model(kSmallMixtral);
   LayoutSpec three;
   three.sizes.tp = 3;
   const json::object report = cut_report(model, three, {"o_proj"}).value();

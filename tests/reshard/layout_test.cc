@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string parse_error(const std::string& text) {
+std::string layout_error(const std::string& text) {
   const auto layout = Layout::parse(text);
   if (layout) return "accepted";
   EXPECT_EQ(layout.error().code(), Code::kInvalidArgument);
@@ -40,8 +40,8 @@ TEST(Layout, OnlyThreeSizesAreRequired) {
   const auto layout = Layout::parse(R"({"tp": 4, "pp": 2, "dp": 8})");
   ASSERT_TRUE(layout.has_value());
   EXPECT_EQ(layout.value().spec, (LayoutSpec{.sizes = {.tp = 4, .pp = 2, .dp = 8}}));
-  EXPECT_THAT(parse_error(R"({"tp": 4, "pp": 2})"), HasSubstr("'dp' is missing"));
-  EXPECT_THAT(parse_error("{}"), HasSubstr("'tp' is missing"));
+  EXPECT_THAT(layout_error(R"({"tp": 4, "pp": 2})"), HasSubstr("'dp' is missing"));
+  EXPECT_THAT(layout_error("{}"), HasSubstr("'tp' is missing"));
 }
 
 TEST(Layout, TheDefaultTextIsOneRank) {
@@ -52,32 +52,32 @@ TEST(Layout, TheDefaultTextIsOneRank) {
 
 TEST(Layout, SaysWhereAndWhatIsWrong) {
   const std::string sizes = R"("tp": 2, "pp": 1, "dp": 1)";
-  EXPECT_THAT(parse_error("{\n  \"tpp\": 2, \"pp\": 1, \"dp\": 1}"),
+  EXPECT_THAT(layout_error("{\n  \"tpp\": 2, \"pp\": 1, \"dp\": 1}"),
               HasSubstr("line 2, column 3: unknown key 'tpp' (did you mean 'tp'?)"));
-  EXPECT_THAT(parse_error("{\"tp\": 2, \"pp\": 1,\n  \"dp\": 0}"),
+  EXPECT_THAT(layout_error("{\"tp\": 2, \"pp\": 1,\n  \"dp\": 0}"),
               HasSubstr("line 2, column 9: 'dp' must be a whole number from 1"));
-  EXPECT_THAT(parse_error(R"({"tp": 2.5, "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
-  EXPECT_THAT(parse_error(R"({"tp": "2", "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
-  EXPECT_THAT(parse_error(R"({"tp": -2, "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
-  EXPECT_THAT(parse_error(R"({"tp": 1048576, "pp": 1048576, "dp": 1048576})"),
+  EXPECT_THAT(layout_error(R"({"tp": 2.5, "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
+  EXPECT_THAT(layout_error(R"({"tp": "2", "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
+  EXPECT_THAT(layout_error(R"({"tp": -2, "pp": 1, "dp": 1})"), HasSubstr("'tp' must be"));
+  EXPECT_THAT(layout_error(R"({"tp": 1048576, "pp": 1048576, "dp": 1048576})"),
               HasSubstr("more than 1048576 ranks"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "devices": ["w0:0"]})"),
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "devices": ["w0:0"]})"),
               HasSubstr("'devices' has 1 entries, but tp·pp·dp·ep·cp = 2 ranks"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "devices": ["w0:0", "w0"]})"),
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "devices": ["w0:0", "w0"]})"),
               HasSubstr("\"node:index\""));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "devices": ["w0:0", "../x:1"]})"),
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "devices": ["w0:0", "../x:1"]})"),
               HasSubstr("\"node:index\""));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "stages": [1, 2]})"), HasSubstr("pp is 1"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "stages": [0]})"), HasSubstr("at least 1"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "order": "tp-pp"})"), HasSubstr("order 'tp-pp'"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "naming": "local"})"), HasSubstr("'naming'"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "optimizer": "zero3"})"), HasSubstr("'optimizer'"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "format": "ptc-layout/2"})"),
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "stages": [1, 2]})"), HasSubstr("pp is 1"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "stages": [0]})"), HasSubstr("at least 1"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "order": "tp-pp"})"), HasSubstr("order 'tp-pp'"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "naming": "local"})"), HasSubstr("'naming'"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "optimizer": "zero3"})"), HasSubstr("'optimizer'"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "format": "ptc-layout/2"})"),
               HasSubstr("ptc-layout/1"));
-  EXPECT_THAT(parse_error("{" + sizes + R"(, "tp": 2})"), HasSubstr("line 1"));
-  EXPECT_THAT(parse_error("[1, 2]"), HasSubstr("a layout is a JSON object"));
-  EXPECT_THAT(parse_error("{" + sizes), HasSubstr("line 1"));
-  EXPECT_THAT(parse_error(""), HasSubstr("line 1"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "tp": 2})"), HasSubstr("line 1"));
+  EXPECT_THAT(layout_error("[1, 2]"), HasSubstr("a layout is a JSON object"));
+  EXPECT_THAT(layout_error("{" + sizes), HasSubstr("line 1"));
+  EXPECT_THAT(layout_error(""), HasSubstr("line 1"));
 }
 
 TEST(LayoutSpec, NamesAndNamesReadBack) {

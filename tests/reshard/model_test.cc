@@ -24,8 +24,8 @@ uint32_t index_of(const Model& model, std::string_view name) {
   ADD_FAILURE() << "no tensor " << name;
   return 0;
 }
-std::optional<SubTensor> part(const Model& model, std::string_view name, const LayoutSpec& spec,
-                              const StateCoords& state) {
+std::optional<SubTensor> part_of_rank(const Model& model, std::string_view name,
+                                      const LayoutSpec& spec, const StateCoords& state) {
   auto found = model.slice(index_of(model, name), spec, state);
   EXPECT_TRUE(found.has_value()) << found.error().message();
   return found ? std::move(found).value() : std::nullopt;
@@ -66,17 +66,17 @@ constexpr std::string_view kDeepSeek = R"({"model_type": "deepseek_v3", "hidden_
 TEST(Model, CutsLlamaAsMegatronDoes) {
   const Model model = synthetic_model(kLlama);
   const LayoutSpec spec = sizes({.tp = 4});
-  const auto query = part(model, "model.layers.1.self_attn.q_proj.weight", spec, {.tp = 1});
+  const auto query = part_of_rank(model, "model.layers.1.self_attn.q_proj.weight", spec, {.tp = 1});
   EXPECT_EQ(query->local_shape, (Shape{4, 16}));
   EXPECT_THAT(query->pieces, ElementsAre(Piece{Box{{4, 0}, {4, 16}}, {0, 0}}));
-  const auto key = part(model, "model.layers.1.self_attn.k_proj.weight", spec, {.tp = 3});
+  const auto key = part_of_rank(model, "model.layers.1.self_attn.k_proj.weight", spec, {.tp = 3});
   EXPECT_THAT(key->pieces, ElementsAre(Piece{Box{{2, 0}, {2, 16}}, {0, 0}}));
-  const auto down = part(model, "model.layers.1.mlp.down_proj.weight", spec, {.tp = 3});
+  const auto down = part_of_rank(model, "model.layers.1.mlp.down_proj.weight", spec, {.tp = 3});
   EXPECT_THAT(down->pieces, ElementsAre(Piece{Box{{0, 18}, {16, 6}}, {0, 0}}));
-  const auto embedding = part(model, "model.embed_tokens.weight", spec, {.tp = 2});
+  const auto embedding = part_of_rank(model, "model.embed_tokens.weight", spec, {.tp = 2});
   EXPECT_EQ(embedding->local_shape, (Shape{128, 16}));
   EXPECT_THAT(embedding->pieces, ElementsAre(Piece{Box{{256, 0}, {44, 16}}, {0, 0}}));
-  const auto norm = part(model, "model.norm.weight", spec, {.tp = 3});
+  const auto norm = part_of_rank(model, "model.norm.weight", spec, {.tp = 3});
   EXPECT_EQ(*norm, SubTensor::whole({16}));
 }
 
@@ -91,7 +91,8 @@ TEST(Model, RefusesCutsThroughHeads) {
 
 TEST(Model, FusedQueriesKeysAndValuesAreCutByThemselves) {
   const Model model = synthetic_model(kGpt2);
-  const auto fused = part(model, "transformer.h.7.attn.c_attn.bias", sizes({.tp = 5}), {.tp = 4});
+  const auto fused =
+      part_of_rank(model, "transformer.h.7.attn.c_attn.bias", sizes({.tp = 5}), {.tp = 4});
   EXPECT_THAT(fused->pieces,
               ElementsAre(Piece{Box{{1280}, {320}}, {0}}, Piece{Box{{2880}, {320}}, {320}},
                           Piece{Box{{4480}, {320}}, {640}}));
@@ -146,9 +147,10 @@ TEST(Model, ExpertsAreCutOverEp) {
   const Model model = synthetic_model(kMixtral);
   const LayoutSpec spec = sizes({.tp = 2, .ep = 3});
   const std::string at = "model.layers.1.block_sparse_moe.";
-  EXPECT_FALSE(part(model, at + "experts.3.w1.weight", spec, {.ep = 0}).has_value());
-  EXPECT_EQ(part(model, at + "experts.3.w1.weight", spec, {.ep = 1})->local_shape, (Shape{4, 16}));
-  EXPECT_EQ(part(model, at + "gate.weight", spec, {.ep = 2})->local_shape, (Shape{6, 16}));
+  EXPECT_FALSE(part_of_rank(model, at + "experts.3.w1.weight", spec, {.ep = 0}).has_value());
+  EXPECT_EQ(part_of_rank(model, at + "experts.3.w1.weight", spec, {.ep = 1})->local_shape,
+            (Shape{4, 16}));
+  EXPECT_EQ(part_of_rank(model, at + "gate.weight", spec, {.ep = 2})->local_shape, (Shape{6, 16}));
   EXPECT_THAT(check_error(model, sizes({.ep = 4})),
               HasSubstr("the 6 experts are not divisible by ep = 4"));
 }
@@ -159,9 +161,10 @@ TEST(Model, ScalesAreCutWithTheirWeights) {
   EXPECT_EQ(check_error(model, spec), "accepted");
   const std::string scales = "model.layers.0.mlp.down_proj.weight_scale_inv";
   EXPECT_TRUE(model.is_parameter(index_of(model, scales)));
-  EXPECT_THAT(part(model, scales, spec, {.tp = 1})->pieces,
+  EXPECT_THAT(part_of_rank(model, scales, spec, {.tp = 1})->pieces,
               ElementsAre(Piece{Box{{0, 2}, {2, 2}}, {0, 0}}));
-  const auto whole = part(model, "model.layers.0.self_attn.q_a_proj.weight_scale_inv", spec, {});
+  const auto whole =
+      part_of_rank(model, "model.layers.0.self_attn.q_a_proj.weight_scale_inv", spec, {});
   EXPECT_EQ(whole->local_shape, (Shape{1, 2}));
   // Queries have 4 heads of 192 rows, 1.5 blocks each.
   EXPECT_THAT(check_error(model, sizes({.tp = 4})),

@@ -19,7 +19,7 @@ NamePattern pattern(std::string_view text) {
 bool matches(std::string_view text, std::string_view name) {
   return pattern(text).match(name).has_value();
 }
-std::string parse_error(std::string_view text) {
+std::string pattern_error(std::string_view text) {
   const auto parsed = NamePattern::parse(text);
   return parsed ? "accepted" : parsed.error().message();
 }
@@ -76,14 +76,14 @@ TEST(NamePattern, NumbersHaveOneForm) {
 }
 
 TEST(NamePattern, RefusesWhatItCannotMean) {
-  EXPECT_THAT(parse_error(""), HasSubstr("empty"));
-  EXPECT_THAT(parse_error("a***b"), HasSubstr("more than two '*'"));
-  EXPECT_THAT(parse_error("a{b"), HasSubstr("without its '}'"));
-  EXPECT_THAT(parse_error("a}b"), HasSubstr("without its '{'"));
-  EXPECT_THAT(parse_error("{layers}.x"), HasSubstr("neither {layer} nor {expert}"));
-  EXPECT_THAT(parse_error("{layer}.{layer}"), HasSubstr("{layer} twice"));
-  EXPECT_THAT(parse_error("{a,b*}"), HasSubstr("plain characters only"));
-  EXPECT_THAT(parse_error(std::string(2000, 'a')), HasSubstr("at most 1000"));
+  EXPECT_THAT(pattern_error(""), HasSubstr("empty"));
+  EXPECT_THAT(pattern_error("a***b"), HasSubstr("more than two '*'"));
+  EXPECT_THAT(pattern_error("a{b"), HasSubstr("without its '}'"));
+  EXPECT_THAT(pattern_error("a}b"), HasSubstr("without its '{'"));
+  EXPECT_THAT(pattern_error("{layers}.x"), HasSubstr("neither {layer} nor {expert}"));
+  EXPECT_THAT(pattern_error("{layer}.{layer}"), HasSubstr("{layer} twice"));
+  EXPECT_THAT(pattern_error("{a,b*}"), HasSubstr("plain characters only"));
+  EXPECT_THAT(pattern_error(std::string(2000, 'a')), HasSubstr("at most 1000"));
 }
 
 TEST(NamePattern, HostileNamesCostLittle) {

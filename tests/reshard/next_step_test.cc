@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
-using Kind = JobStep::Kind;
+using StepKind = JobStep::Kind;
 using Time = KnownJob::Clock::time_point;
 
 const Time kNow = Time(1000s);
@@ -54,7 +54,7 @@ TEST(NextStep, WhereNothingIsToBeDoneItWaitsUntilItIsWoken) {
   for (const bool shares_bytes : {kAlone, kCluster})
     for (const KnownJob& known : {settled_with({}), settled_with({"a", "b"})}) {
       const JobStep step = next_step(known, shares_bytes, kNoParts, {}, kNow);
-      EXPECT_EQ(step.kind, Kind::kWait);
+      EXPECT_EQ(step.kind, StepKind::kWait);
       EXPECT_FALSE(step.until.has_value());
     }
 }
@@ -68,37 +68,37 @@ TEST(NextStep, WhateverIsToBeDoneIsLed) {
   looks.look_anyway = true;
   for (const KnownJob& known :
        {edited(settled_with({"a"})), edited(settled_with({})), uncommitted, removed, looks})
-    EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, Kind::kLead);
+    EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, StepKind::kLead);
 }
 
 TEST(NextStep, WhatFailedIsNotTriedAgainUntilSomethingChanges) {
   KnownJob known = edited(settled_with({"a"}));
   known.failed = {known.saved.revision, "a"};
-  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, Kind::kWait);
+  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, StepKind::kWait);
   EXPECT_EQ(known.state(false), JobState::kFailed);
-  EXPECT_EQ(next_step(edited(known), kAlone, kNoParts, {}, kNow).kind, Kind::kLead);
+  EXPECT_EQ(next_step(edited(known), kAlone, kNoParts, {}, kNow).kind, StepKind::kLead);
   KnownJob committed = known;
   committed.checkpoints["b"].sequence = 9;
-  EXPECT_EQ(next_step(committed, kAlone, kNoParts, {}, kNow).kind, Kind::kLead);
+  EXPECT_EQ(next_step(committed, kAlone, kNoParts, {}, kNow).kind, StepKind::kLead);
 }
 
 TEST(NextStep, ANodeThatDoesNotKnowAllLeadsNothing) {
   KnownJob known = edited(settled_with({"a"}));
   known.damaged["b"].lost = true;
-  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, Kind::kWait);
+  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, StepKind::kWait);
   EXPECT_EQ(known.state(false), JobState::kFailed);
   known.damaged["b"].lost = false;  // damaged here, and no other has it right: the rest goes on
-  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, Kind::kLead);
+  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow).kind, StepKind::kLead);
 }
 
 TEST(NextStep, AnotherNodeIsTheFirstToTry) {
   KnownJob known = edited(settled_with({"a"}));
   known.others_first = kNow + 50ms;
   const JobStep waits = next_step(known, kCluster, kNoParts, {}, kNow);
-  EXPECT_EQ(waits.kind, Kind::kWait);
+  EXPECT_EQ(waits.kind, StepKind::kWait);
   EXPECT_EQ(waits.until, kNow + 50ms);
-  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow + 50ms).kind, Kind::kLead);
-  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, Kind::kLead);  // there is none
+  EXPECT_EQ(next_step(known, kCluster, kNoParts, {}, kNow + 50ms).kind, StepKind::kLead);
+  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, StepKind::kLead);  // there is none
   Round round;
   round.began = round.another_leads = true;
   EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).until, kNow + 50ms);
@@ -107,33 +107,33 @@ TEST(NextStep, AnotherNodeIsTheFirstToTry) {
 TEST(NextStep, ALeaderSettlesTheNewestThenEachOlderOneAndGivesBack) {
   const KnownJob known = edited(settled_with({"a", "b", "c"}));
   Round round = leading();
-  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kSettleNewest);
+  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, StepKind::kSettleNewest);
   round.newest_is_brought = true;
   std::vector<std::string> older;
   for (JobStep step = next_step(known, kCluster, kParts, round, kNow);
-       step.kind == Kind::kSettleOlder && older.size() < 9;
+       step.kind == StepKind::kSettleOlder && older.size() < 9;
        step = next_step(known, kCluster, kParts, round, kNow)) {
     older.push_back(step.older->id);
     round.brought.insert(step.older->id);
   }
   EXPECT_THAT(older, ElementsAre("id of a", "id of b"));
-  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kGiveBack);
+  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, StepKind::kGiveBack);
 }
 
 TEST(NextStep, AloneThereAreNoCopiesOfOlderOnes) {
   Round round = leading();
   round.newest_is_brought = true;
   EXPECT_EQ(next_step(settled_with({"a", "b"}), kAlone, kNoParts, round, kNow).kind,
-            Kind::kGiveBack);
+            StepKind::kGiveBack);
 }
 
 TEST(NextStep, AfterAnErrorItIsGivenBackAtOnce) {
   Round round = leading();
   round.gives_back = true;
   const KnownJob known = edited(settled_with({"a", "b"}));
-  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kGiveBack);
+  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, StepKind::kGiveBack);
   round.newest_is_brought = true;
-  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kGiveBack);
+  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, StepKind::kGiveBack);
 }
 
 TEST(NextStep, TrimsTheOldestButForWhatIsPinnedCurrentOrNewest) {
@@ -141,14 +141,14 @@ TEST(NextStep, TrimsTheOldestButForWhatIsPinnedCurrentOrNewest) {
   known.saved.layout.keep = 2;
   known.checkpoints["a"].pinned = true;
   JobStep step = next_step(known, kAlone, kNoParts, {}, kNow);
-  ASSERT_EQ(step.kind, Kind::kTrim);
+  ASSERT_EQ(step.kind, StepKind::kTrim);
   EXPECT_THAT(step.too_many, ElementsAre(Pair("b", "id of b"), Pair("c", "id of c")));
   known.in_force.current = "b";
   known.failed = {3, "e"};  // it cannot become current, and stays
   step = next_step(known, kAlone, kNoParts, {}, kNow);
   EXPECT_THAT(step.too_many, ElementsAre(Pair("c", "id of c"), Pair("d", "id of d")));
   known.saved.layout.keep = 0;  // all
-  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, Kind::kWait);
+  EXPECT_EQ(next_step(known, kAlone, kNoParts, {}, kNow).kind, StepKind::kWait);
 }
 
 TEST(NextStep, WhatCouldNotBeRemovedIsLookedAtAgain) {
@@ -158,13 +158,13 @@ TEST(NextStep, WhatCouldNotBeRemovedIsLookedAtAgain) {
   round.began = round.trimmed = true;
   EXPECT_EQ(next_step(known, kCluster, kNoParts, round, kNow).until, kNow + 2s);
   known.saved.layout.keep = 2;
-  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, Kind::kDropParts);
+  EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).kind, StepKind::kDropParts);
   round.looked_at_parts = true;
   EXPECT_EQ(next_step(known, kCluster, kParts, round, kNow).until, kNow + 2s);
   EXPECT_FALSE(next_step(known, kCluster, kNoParts, round, kNow).until.has_value());
   // What has come meanwhile is begun at once, in a round of its own.
   const JobStep again = next_step(edited(known), kCluster, kNoParts, round, kNow);
-  EXPECT_EQ(again.kind, Kind::kWait);
+  EXPECT_EQ(again.kind, StepKind::kWait);
   EXPECT_EQ(again.until, kNow);
 }
 

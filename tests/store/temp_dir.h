@@ -19,7 +19,7 @@ class TempDir {
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
  private:
-  std::string path_ = testing::TempDir() + "ptc-store-XXXXXX";
+  std::string path_ = ::testing::TempDir() + "ptc-store-XXXXXX";
 };
 
 }  // namespace ptc

@@ -59,7 +59,7 @@ class Saver {
   std::vector<std::string> storages_;
 };
 
-Result<TorchFile> read(const std::string& file) {
+Result<TorchFile> read_saved(const std::string& file) {
   return TorchFile::read(read_at(std::as_bytes(std::span(file))), file.size());
 }
 
@@ -78,7 +78,7 @@ TEST(TorchFile, TensorsAndLiteralsByTheirNames) {
   saver.tensor_on(0, "FloatStorage", 4, {3}, {1}, 3);
   saver.pickle.opcode('u');
   const std::string bytes = std::move(saver).file();
-  auto file = read(bytes);
+  auto file = read_saved(bytes);
   ASSERT_TRUE(is_ok(file));
   const auto& tensors = file.value().tensors();
   ASSERT_EQ(tensors.size(), 3u);
@@ -108,14 +108,14 @@ TEST(TorchFile, RefusesTensorsThatAreNotInTheirStorage) {
                         Case{{2, 2}, {1}, 0, "not as torch writes it"}}) {
     Saver saver;
     saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, c.shape, c.strides, c.offset);
-    EXPECT_TRUE(has_error(read(std::move(saver).file()), Code::kInvalidArgument, c.part));
+    EXPECT_TRUE(has_error(read_saved(std::move(saver).file()), Code::kInvalidArgument, c.part));
   }
   for (const auto& [shape, strides] :
        {std::pair(Shape{6}, Shape{1}), std::pair(Shape{100}, Shape{0}),
         std::pair(Shape{0, huge}, Shape{9, 9})}) {
     Saver saver;
     saver.tensor("0123456789abcdefghijklmn", "FloatStorage", 4, shape, strides);
-    EXPECT_TRUE(is_ok(read(std::move(saver).file())));
+    EXPECT_TRUE(is_ok(read_saved(std::move(saver).file())));
   }
 }
 
@@ -159,7 +159,7 @@ TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
     };
     value(value, "", 0);
     const std::string bytes = std::move(saver).file();
-    auto file = read(bytes);
+    auto file = read_saved(bytes);
     ASSERT_TRUE(is_ok(file));
     auto contents = [](const TorchFile& f, const std::string& from) {
       std::map<std::string, std::string> found;
@@ -178,7 +178,7 @@ TEST(TorchFile, RandomFilesAreReadAndLaidOutAgain) {
     for (size_t i = 0; i < file.value().tensors().size(); ++i)
       again.replace(layout.value().tensors[i].offset, layout.value().tensors[i].bytes,
                     expected[file.value().tensors()[i].name]);
-    auto second = read(again);
+    auto second = read_saved(again);
     ASSERT_TRUE(is_ok(second));
     ASSERT_EQ(contents(second.value(), again), expected);
     ASSERT_EQ(second.value().literals().size(), file.value().literals().size());
@@ -198,7 +198,7 @@ TEST(TorchFile, NewShapesThatCannotBe) {
   saver.tensor("01234567", "DoubleStorage", 8, {1}, {1});
   saver.pickle.opcode('e');
   const std::string bytes = std::move(saver).file();
-  auto file = read(bytes);
+  auto file = read_saved(bytes);
   ASSERT_TRUE(is_ok(file));
   auto lay_out = [&](auto&& change) {
     std::vector<TorchNewTensor> tensors = same_tensors(file.value());
@@ -262,7 +262,7 @@ TEST(TorchFile, StoragesThatCannotBeCopiedAreRefusedAndWhatLooksLikeOneIsNone) {
   const std::string complex =
       "}("s + text("w") + kTensor + text("c") + "ctorch._utils\n_rebuild_tensor_v2\n(";
   auto lay_out = [](const std::string& pickle, std::string_view part = {}) {
-    auto file = read(file_of("\x80\2" + pickle + "."));
+    auto file = read_saved(file_of("\x80\2" + pickle + "."));
     EXPECT_TRUE(is_ok(file));
     auto layout = lay_out_torch_file(file.value(), same_tensors(file.value()));
     if (part.empty()) EXPECT_TRUE(is_ok(layout));
@@ -304,7 +304,7 @@ TEST(TorchFile, FewValuesThatAreUsedVeryOftenAreRefused) {
   };
   for (size_t i = 0; i < std::size(pickles); ++i) {
     SCOPED_TRACE(i);
-    auto file = read(file_of("\x80\2" + pickles[i] + "."));
+    auto file = read_saved(file_of("\x80\2" + pickles[i] + "."));
     EXPECT_FALSE(file.has_value());
     if (!file) {
       const std::string message(file.error().message());
@@ -316,7 +316,7 @@ TEST(TorchFile, FewValuesThatAreUsedVeryOftenAreRefused) {
 }
 
 TEST(TorchFile, ManyValuesWithoutTensorsBesideOne) {
-  auto file = read(file_of("\x80\2](" + kTensor + repeated("N", 100'000) + "e."));
+  auto file = read_saved(file_of("\x80\2](" + kTensor + repeated("N", 100'000) + "e."));
   ASSERT_TRUE(is_ok(file));
   EXPECT_EQ(file.value().literals().size(), 100'000u);
 }
@@ -354,14 +354,14 @@ TEST(TorchFile, AMeshIsReadOnceAndHasTheRanksOfItsOwn) {
   const std::string again = first.substr(0, begin) + "h\7" + first.substr(end);
   std::string pickle = "\x80\2](" + first.substr(0, end) + "q\7" + first.substr(end);
   pickle += repeated(again, 600) + "e.";
-  auto file = read(file_of(pickle));
+  auto file = read_saved(file_of(pickle));
   ASSERT_TRUE(is_ok(file));
   ASSERT_EQ(file.value().shardings().size(), 601u);
   for (const TorchSharding& sharding : file.value().shardings())
     EXPECT_EQ(sharding.mesh, file.value().shardings()[0].mesh);
   EXPECT_EQ(file.value().shardings()[0].mesh->ranks.size(), 2048u);
 
-  auto part = read(file_of("\x80\2" + dtensor(mesh(2)) + "."));
+  auto part = read_saved(file_of("\x80\2" + dtensor(mesh(2)) + "."));
   ASSERT_TRUE(is_ok(part));
   EXPECT_EQ(part.value().shardings()[0].mesh->shape, (std::vector<uint64_t>{2}));
   EXPECT_TRUE(part.value().shardings()[0].mesh->ranks.empty());
