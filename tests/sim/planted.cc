@@ -30,6 +30,7 @@ struct Looks {
   bool away = false;
 };
 thread_local Looks looks;
+bool mattered = false;  // threads run one at a time
 
 bool is_of(const Break& planted, Decision decision) {
   return std::find(planted.decisions.begin(), planted.decisions.end(), decision) !=
@@ -44,6 +45,7 @@ void see_nodes_as_promised(bool own, const std::string& self, std::vector<MetaEn
                               [&](const MetaEntry& one) { return one.key == key; });
     if (entry == listed.end()) entry = listed.insert(entry, MetaEntry{key, "", 0});
     looks.away = looks.away || entry->revision != revision;
+    mattered = mattered || looks.away;
     entry->revision = revision;
   }
 }
@@ -99,8 +101,10 @@ const Break* planted_break(std::string_view name) {
 }
 
 bool takes_out(const Break* planted, Decision decision, const std::string& compared) {
-  return planted != nullptr && planted->what == Break::What::kKey && is_of(*planted, decision) &&
-         planted->takes(compared);
+  const bool taken = planted != nullptr && planted->what == Break::What::kKey &&
+                     is_of(*planted, decision) && planted->takes(compared);
+  mattered = mattered || taken;
+  return taken;
 }
 
 void note_fence(const std::string& node, int64_t revision) { looks.promised[node] = revision; }
@@ -128,8 +132,12 @@ void look_away(const Break* planted, std::string_view prefix, const std::string&
   const Decision looking = !looks.promised.empty() ? D::kFlip
                            : looks.drains          ? D::kDrain
                                                    : D::kLayout;
-  if (at_drained && planted->what == What::kDrained && is_of(*planted, looking)) listed.clear();
+  if (!at_drained || planted->what != What::kDrained || !is_of(*planted, looking)) return;
+  mattered = mattered || !listed.empty();
+  listed.clear();
 }
+
+bool a_break_has_mattered() { return mattered; }
 
 bool may_be_decided(const Break* planted, Decision decision) {
   const bool may = !looks.away || planted == nullptr || is_of(*planted, decision);

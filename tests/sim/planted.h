@@ -32,7 +32,7 @@ const std::vector<Break>& planted_breaks();
 /// Null: there is none of this name.
 const Break* planted_break(std::string_view name);
 
-/// Whether the break takes this compare of a transaction out. Null: none does.
+/// Whether the break takes this compare of a transaction out, which does not hold. Null: none does.
 bool takes_out(const Break* planted, Decision decision, const std::string& compared);
 
 /// commit_fenced() looks at other nodes' keys by three reads of its thread: membership, nodes/ and
@@ -45,5 +45,8 @@ void look_away(const Break* planted, std::string_view prefix, const std::string&
 /// False: it was seen so, but the decision is another than those of the break: it fails, as it does
 /// without.
 bool may_be_decided(const Break* planted, Decision decision);
+/// False: nothing has come of a break so far. A run that ends so is the one in which nothing is
+/// taken out.
+bool a_break_has_mattered();
 
 }  // namespace ptc::sim

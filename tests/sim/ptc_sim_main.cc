@@ -19,6 +19,7 @@ namespace {
 
 struct Numbers {  // what the process of a seed says
   uint64_t hash, steps, seconds_simulated, events;
+  bool mattered;  // what --without takes out
 };
 
 /// One thread runs at a time: on one processor the next one begins at once, and one heap is enough.
@@ -52,7 +53,7 @@ int run_seed(WorldOptions options, bool scale, Numbers& result) {
               static_cast<uint64_t>(
                   std::chrono::duration_cast<std::chrono::seconds>(outcome.run.time).count()) -
                   1000,
-              outcome.history.size()};
+              outcome.history.size(), a_break_has_mattered()};
     if (!outcome.broken.empty()) report(outcome);
     std::fflush(nullptr);
     _exit(outcome.broken.empty() ? 0 : 1);
@@ -118,9 +119,12 @@ int main(int argc, char** argv) {
     }
     failed += status != 0;
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    std::printf("seed %lu: %s, %lu events, %lu turns, %lu s simulated, %.1f s, %016lx\n",
+    std::printf("seed %lu: %s, %lu events, %lu turns, %lu s simulated, %.1f s, %016lx%s\n",
                 options.seed, status == 0 ? "ok" : "FAILED", first.events, first.steps,
-                first.seconds_simulated, seconds.count(), first.hash);
+                first.seconds_simulated, seconds.count(), first.hash,
+                status == 0 && !options.without.empty() && !first.mattered
+                    ? ", nothing came of what is taken out"
+                    : "");
     std::fflush(stdout);
     if (until_caught && status != 0) {
       std::printf("caught by seed %lu\n", options.seed);
