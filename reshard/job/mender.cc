@@ -289,6 +289,13 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       continue;
     }
     PTC_TRY(auto found, std::move(examined));
+    size_t done_after_all = 0;
+    {
+      MutexLock lock(mutex_);
+      if (const auto doubt = in_doubt_.extract(name); !doubt.empty())
+        done_after_all = doubt.mapped() - std::min(doubt.mapped(), found.replaceable.size());
+    }
+    knowledge_.update([&](KnownJob& known) { known.counts.damaged_mended += done_after_all; });
     if (found.replaceable.empty()) {
       knowledge_.update([&](KnownJob& known) { known.counts.damaged_left += found.beyond.size(); });
       return found;
@@ -314,6 +321,10 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       known.counts.damaged_left += found.beyond.size();
     });
     place_.services.mending_wanted();
+    if (mended.not_now) {
+      MutexLock lock(mutex_);
+      in_doubt_[name] = found.replaceable.size() - mended.right.size() - mended.never.size();
+    }
     if (mended.not_now)
       return Error(*mended.not_now)
           .with_context(fmt::format("checkpoint {}: not all damaged copies are mended yet", name));

@@ -24,7 +24,7 @@ constexpr uint64_t kLeastBytesPerSecond = 64 << 20;
 // With less than a quarter of a processor the thread is in somebody's way, if only in the memory's.
 constexpr int kStarved = 4;
 constexpr auto kBusyPause = 250ms;
-constexpr auto kRest = 60s;  // of a job that could not be looked over: all of it is read each time
+constexpr auto kLongestRest = 60s;  // of a job that could not be looked over
 
 std::chrono::nanoseconds thread_time() {
   timespec time{};
@@ -139,10 +139,11 @@ void Scrubber::look_over_one() {
   Job::ToLookOver what;
   uint64_t stored_bytes = 0;
   const auto now = std::chrono::steady_clock::now();
-  std::erase_if(resting_, [&](const auto& one) { return one.second <= now; });
   for (const JobRef& job : jobs_()) {
     stored_bytes += job->stored_bytes_here();
-    if (resting_.contains(job->name())) continue;
+    if (const auto rest = resting_.find(job->name());
+        rest != resting_.end() && now < rest->second.until)
+      continue;
     const std::optional<Job::ToLookOver> next = job->next_to_look_over(started_ns_);
     if (!next || (first != nullptr && next->last_ns >= what.last_ns)) continue;
     first = job;
@@ -153,10 +154,16 @@ void Scrubber::look_over_one() {
                        : rate_.bytes_per_second);
   if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay))) return;
   Result<> looked = first->look_over(what.checkpoint);
-  if (looked.has_error()) resting_[first->name()] = std::chrono::steady_clock::now() + kRest;
-  if (looked.has_error())
-    spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint,
-                  looked.error().message());
+  if (looked.has_value()) {
+    resting_.erase(first->name());
+    return;
+  }
+  // All of it is read each time.
+  Rest& rest = resting_[first->name()];
+  rest.length = std::min(2 * rest.length, std::chrono::seconds(kLongestRest));
+  rest.until = std::chrono::steady_clock::now() + rest.length;
+  spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint,
+                looked.error().message());
 }
 
 }  // namespace ptc

@@ -78,7 +78,11 @@ class Scrubber {
   const int64_t started_ns_;
   Pace& pace_;
   const std::function<std::vector<std::shared_ptr<Job>>()> jobs_;
-  std::map<std::string, std::chrono::steady_clock::time_point> resting_;  // jobs; of the thread
+  struct Rest {
+    std::chrono::steady_clock::time_point until;
+    std::chrono::seconds length{1};
+  };
+  std::map<std::string, Rest> resting_;  // jobs that could not be looked over; of the thread
   Mutex mutex_;
   StoppableConditionVariable woken_;
   bool wake_ PTC_GUARDED_BY(mutex_) = false;
