@@ -72,7 +72,8 @@ class Sources(users.TestCase):
     def refused(self, source, why, user=ANN):
         self.assertEqual(self.save(source, user), "EACCES")
         self.assertIn(why, self.error())
-        self.assertFalse(os.path.exists(self.at("source.json")))
+        # The kernel tells of the last close after close() has returned.
+        self.wait("it is shown: ", lambda: not os.path.exists(self.at("source.json")))
 
     def test_a_file_of_root_alone(self):
         secret = write(self.temporary("secret/shadow"), "root:$y$secret\n", 0o600)
