@@ -24,6 +24,7 @@ constexpr std::string_view kPartitions = "partition_count";
 constexpr std::string_view kZeroPartitions = "ds_zero_partition_groups";
 
 constexpr uint64_t kMostZeroGroups = 1 << 20;
+constexpr size_t kMostStates = 64;  // of a parameter
 
 bool is_text_step(const TorchStep& step, std::string_view key) {
   return step.kind == TorchStep::Kind::kKey && step.key == key;
@@ -302,6 +303,9 @@ Result<ZeroFile> ZeroFile::read(const ReadAt& read, uint64_t file_bytes) {
       zero.of_stage_3 = is_text_step(path[1], kSliceMasters);
     } else {
       group.state.emplace_back(place->key, array);
+      if (group.state.size() > kMostStates)
+        return invalid_argument("group {} has more than {} kinds of state", place->group,
+                                kMostStates);
     }
   }
   const auto missing = std::find(has_master.begin(), has_master.end(), false);

@@ -291,9 +291,7 @@ class TreeReader {
       // A universal folder has all of each parameter, whoever held it; the model's own files stay
       // what they are.
       if (tree_.models.size() > 1 || ranks > 1) {
-        if (tree_.universal.empty())
-          return invalid_argument("{} is of a model that is cut over several ranks: {}",
-                                  first->second->source(), kMakeUniversal);
+        if (tree_.universal.empty()) return cut_over_ranks(*first->second);
       } else {
         model_file_ = first->second;
         if (auto done = read_model_file(); done.has_error())
@@ -306,9 +304,16 @@ class TreeReader {
     }
     for (const auto& [dp, file] : tree_.zero_models) {
       PTC_TRY(auto model, read<DeepSpeedModel>(*file, dp == 0));
+      if (model.model_parallel.value_or(1) > 1 && tree_.universal.empty())
+        return cut_over_ranks(*file);
       models_.emplace(dp, std::move(model));
     }
     return check_ranks_there(tree_.zero_models, tree_.zero_models.size());
+  }
+
+  static Error cut_over_ranks(const Found& file) {
+    return invalid_argument("{} is of a model that is cut over several ranks: {}", file.source(),
+                            kMakeUniversal);
   }
 
   Result<> read_model_file() {

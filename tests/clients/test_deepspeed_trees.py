@@ -378,6 +378,7 @@ class Trees(mount.TestCase):
         self.refused(self.change(shift), "param_slice_mappings", "two checkpoints")
         self.refused(self.change(lambda state: state.update(partition_count=[2, 4])), "zero_pp_rank_2_mp_rank_00_optim_states.pt is missing")
         self.refused(self.change(lambda state: state["base_optimizer_state"]["state"][0].pop("exp_avg")), "another state")
+        self.refused(self.change(lambda state: state["base_optimizer_state"]["state"][0].update({f"s{n}": torch.zeros(1) for n in range(70)})), "kinds of state")
         self.refused(self.change(transpose, model), "'lm_head.weight' is [515, 64] in the module, and [64, 515] in param_shapes")
         self.refused(self.change(lambda state: state["param_shapes"].pop(), model), "has 2 groups of parameters, and param_shapes of the model 1")
         self.refused(self.change(lambda state: state["param_shapes"][1].popitem(), model), "group 1", "does not fit")
@@ -403,6 +404,8 @@ class Trees(mount.TestCase):
             state["fp32_flat_groups"][0] = state["fp32_flat_groups"][0][:-1].clone()
         self.refused(self.change(shorten), "'fp32'", "cannot be cut", write=write)
         self.refused(lambda top: os.unlink(top + "/zero_pp_rank_1_mp_rank_00_model_states.pt"), "zero_pp_rank_1_mp_rank_00_model_states.pt", write=write)
+        self.refused(self.change(lambda state: state.update(mp_world_size=2), "/zero_pp_rank_0_mp_rank_00_model_states.pt"),
+                     "cut over several ranks", "ds_to_universal.py", write=write)
 
 
 if __name__ == "__main__":
