@@ -423,6 +423,7 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   if (std::none_of(tensors.begin(), tensors.end(), of_file)) return arguments;
   arguments.push_back({"tensor_model_parallel_size", spec.sizes.tp});
   arguments.push_back({"pipeline_model_parallel_size", spec.sizes.pp});
+  arguments.push_back({"expert_tensor_parallel_size", spec.sizes.tp});
   const auto embedding = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     return of_file(tensor) && tensor.name.ends_with("embedding.word_embeddings.weight");
   });

@@ -13,6 +13,7 @@ constexpr std::string_view kArguments[] = {
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
     "virtual_pipeline_model_parallel_size",
     "num_layers",
     "decoder_first_pipeline_num_layers",
@@ -24,6 +25,7 @@ constexpr std::string_view kArguments[] = {
     "num_query_groups",
     "group_query_attention",
     "swiglu",
+    "quick_geglu",
     "vocab_size",
     "padded_vocab_size",
     "untie_embeddings_and_output_weights",
@@ -87,7 +89,8 @@ std::string MegatronFile::config_text() const {
     copy(name);
   // Without it num_query_groups means nothing, and has a default.
   if (flag("group_query_attention")) copy("num_query_groups");
-  if (argument("swiglu")) config["swiglu"] = flag("swiglu");
+  if (argument("swiglu") || flag("quick_geglu"))
+    config["gated_linear_unit"] = flag("swiglu") || flag("quick_geglu");
   if (argument("untie_embeddings_and_output_weights"))
     config["tie_word_embeddings"] = !flag("untie_embeddings_and_output_weights");
   return json::serialize(config);

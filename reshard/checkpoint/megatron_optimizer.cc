@@ -16,6 +16,7 @@ using Kind = TorchStep::Kind;
 
 constexpr std::string_view kOptimizerKey = "optimizer", kStateKey = "state",
                            kGroupsKey = "param_groups", kCopiesKey = "fp32_from_fp16_params";
+constexpr size_t kMostGroups = 256;
 /// The tied head has its group.
 constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
 
@@ -165,6 +166,7 @@ class MegatronOptimizer::Finder {
 
   /// Gives each group its parameters.
   Result<> divide() {
+    if (groups_.size() > kMostGroups) return several_alike();
     size_t listed = 0;
     for (const auto& [index, group] : groups_) listed += group.numbers.size();
     for (const bool heads_too : {false, true}) {

@@ -372,7 +372,7 @@ class TorchMerge {
       note(tensors, path, take);
       if (found == by_name_.end()) names_elsewhere_.insert(std::string(name));
       kinds_.try_emplace(without_numbers(name), path);
-      if (is_megatron_) modules_with_tensors_.emplace(name.substr(0, name.rfind('.') + 1));
+      if (is_megatron_) modules_with_tensors_.insert(module_of(without_layer(name)));
       if (!take) continue;
       placed_[found->second] = true;
       --left_;
@@ -383,10 +383,12 @@ class TorchMerge {
       if (path.empty() || !comes(tensors, path, path.size() - 1, first)) continue;
       if (take_parameters(path, file.pickle(), literal.node)) continue;
       if (is_megatron_ && is_beside_tensors(path)) {
-        std::string kind = path.back().key;
-        if (const auto [begin, end] = layer_in(kind); end > 0)
-          kind.replace(begin, end - begin, "#");
-        of_modules_.try_emplace(std::move(kind), path, &file.pickle(), literal.node);
+        const std::string& name = path.back().key;
+        if (layer_in(name).second > 0 && !file.pickle().is(literal.node, PickleKind::kNone))
+          return invalid_argument(
+              "{} is a layer's own and no tensor: it cannot be in a file with other layers",
+              ptc::quoted(torch_name(path)));
+        of_modules_.try_emplace(without_layer(name), path, &file.pickle(), literal.node);
         continue;
       }
       const bool empty = is_empty(file.pickle(), literal.node);
@@ -604,14 +606,26 @@ class TorchMerge {
     const size_t end = std::min(name.find_first_not_of("0123456789", begin), name.size());
     return end > begin ? std::pair(begin, end) : std::pair<size_t, size_t>(0, 0);
   }
+  /// The name with "#" for the number of its layer.
+  static std::string without_layer(std::string_view name) {
+    std::string kind(name);
+    if (const auto [begin, end] = layer_in(name); end > 0) kind.replace(begin, end - begin, "#");
+    return kind;
+  }
+  static std::string module_of(std::string_view name) {
+    return std::string(name.substr(0, name.rfind('.') + 1));
+  }
   /// What modules have beside their tensors (`_extra_state`, most often None) is where the module
-  /// is. That of layers is None, or else there is one stage only (MegatronFile::of_layer): all
-  /// layers of the file have it.
+  /// is. That of layers is None.
   void place_of_modules() {
     std::set<std::string> layers;
-    for (const NewArray& array : arrays_)
+    for (const NewArray& array : arrays_) {
       if (const auto [begin, end] = layer_in(array.name); end > 0)
         layers.insert(array.name.substr(begin, end - begin));
+      for (size_t dot = array.name.find('.'); dot != array.name.npos;
+           dot = array.name.find('.', dot + 1))
+        modules_here_.insert(array.name.substr(0, dot + 1));
+    }
     for (const auto& [kind, value] : of_modules_) {
       std::vector<TorchStep> path = value.path;
       const auto [begin, end] = layer_in(value.path.back().key);
@@ -622,7 +636,7 @@ class TorchMerge {
       for (const std::string& layer : layers) {
         path.back().key = value.path.back().key;
         path.back().key.replace(begin, end - begin, layer);
-        place_beside(path, value);
+        if (is_module_here(path.back().key)) place_beside(path, value);
       }
     }
     owner_.resize(values_.size());
@@ -634,14 +648,13 @@ class TorchMerge {
   }
   /// Whether the file has the module of a value beside its tensors.
   bool is_module_here(std::string_view name) const {
-    const auto any = [&](std::string_view beginning) {
-      return std::any_of(arrays_.begin(), arrays_.end(),
-                         [&](const NewArray& array) { return array.name.starts_with(beginning); });
-    };
-    const std::string_view module = name.substr(0, name.rfind('.') + 1);
-    if (any(module)) return true;
-    if (module == "output_layer.") return any("decoder.final_");  // tied, without a weight
-    return !modules_with_tensors_.contains(std::string(module));
+    const std::string module = module_of(name);
+    if (module.empty() || modules_here_.contains(module)) return true;
+    if (module == "output_layer.")  // tied, without a weight
+      return std::any_of(arrays_.begin(), arrays_.end(), [](const NewArray& array) {
+        return array.name.starts_with("decoder.final_");
+      });
+    return !modules_with_tensors_.contains(module_of(without_layer(name)));
   }
   void place_parameters() {
     for (auto& [text, parameters] : parameters_) {
@@ -732,7 +745,8 @@ class TorchMerge {
   std::deque<std::string> group_texts_;
   std::deque<Pickle> group_pickles_;                      // of those texts
   std::map<std::string, OfModule> of_modules_;            // by key without its layer
-  std::unordered_set<std::string> modules_with_tensors_;  // "output_layer."
+  std::unordered_set<std::string> modules_with_tensors_;  // "decoder.layers.#.mlp.router."
+  std::unordered_set<std::string> modules_here_;          // "decoder.layers.0.mlp."
   /// By the text of a path with a value at it, or below: the file of the first, 0 for tensors.
   std::unordered_map<std::string, size_t> occupied_;
   std::unordered_set<std::string> values_at_;

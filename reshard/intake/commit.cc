@@ -122,12 +122,12 @@ Result<std::vector<Found>> checked(std::vector<Found> found) {
 
 bool is_megatron_tree(int dir_fd, const std::vector<std::string>& top) {
   return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-    if (megatron_place(name + "/.")) return true;
-    if (!is_megatron_iteration(name)) return false;
+    if (!megatron_place(name + "/.") && !is_megatron_iteration(name)) return false;
     const auto below = names_in(dir_fd, name);
     return below.has_value() &&
-           std::any_of(below.value().begin(), below.value().end(),
-                       [](const std::string& rank) { return megatron_place(rank + "/."); });
+           (megatron_place(name + "/.") ||
+            std::any_of(below.value().begin(), below.value().end(),
+                        [](const std::string& rank) { return megatron_place(rank + "/."); }));
   });
 }
 

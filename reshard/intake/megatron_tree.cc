@@ -11,9 +11,10 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kRankDirectory = "mp_rank_";
-constexpr std::string_view kBuckets = "distrib_optim.pt";
+constexpr std::string_view kModelFile = "model_optim_rng.pt", kBuckets = "distrib_optim.pt";
 constexpr std::string_view kTp = "tensor_model_parallel_size", kPp = "pipeline_model_parallel_size",
-                           kEp = "expert_model_parallel_size", kLayers = "num_layers";
+                           kEp = "expert_model_parallel_size", kEtp = "expert_tensor_parallel_size",
+                           kLayers = "num_layers";
 
 /// "01" and "002": at least `digits` of them.
 std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
@@ -95,6 +96,12 @@ Result<> check_kind(const Found& file, uint32_t pp) {
         "{} is of {} expert-parallel ranks, in which experts are numbered by rank: save with "
         "--ckpt-format torch_dist",
         file.source(), megatron.size(kEp));
+  if (const auto etp = megatron.argument(kEtp);
+      etp && *etp != megatron.size(kTp) && megatron.argument("num_experts").value_or(0) > 0)
+    return invalid_argument(
+        "{}: its args say {} {} and {} {}: its experts are cut otherwise than the rest; save with "
+        "--ckpt-format torch_dist",
+        file.source(), kEtp, *etp, kTp, megatron.size(kTp));
   if (pp > 1 && !megatron.of_layer.empty())
     return invalid_argument(
         "{}: {} is a layer's own and no tensor: it cannot follow the layer to another stage",
@@ -129,6 +136,8 @@ std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& mega
     if (megatron.flag(flag)) return std::nullopt;
   const auto first = megatron.argument("decoder_first_pipeline_num_layers"),
              last = megatron.argument("decoder_last_pipeline_num_layers");
+  for (const auto& of_stage : {first, last})
+    if (of_stage && (*of_stage < 0 || *of_stage > *layers)) return std::nullopt;
   const int64_t stages = int64_t{pp} - (first ? 1 : 0) - (last ? 1 : 0);
   const int64_t rest = *layers - first.value_or(0) - last.value_or(0);
   if (stages < 0 || rest < 0 || (stages == 0 ? rest != 0 : rest % stages != 0)) return std::nullopt;
@@ -310,9 +319,15 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
   std::map<std::string, uint64_t, std::less<>> ranks;          // of a tree, by directory
   std::map<uint64_t, std::string> directories;                 // below rank/<r>/
   std::map<std::string, std::string, std::less<>> iterations;  // and the first file of each
+  std::set<std::pair<uint64_t, std::string>> of_model;         // directories below rank/<r>/
+  for (const Found& file : found)
+    if (const auto place = megatron_place(file.path); place && place->path == kModelFile)
+      of_model.emplace(file.rank, place->directory);
   for (Found& file : found) {
     const auto place = megatron_place(file.path);
     if (!place) continue;
+    // Below rank/<r>/ directories may be called whatever their writer likes.
+    if (!is_tree && !of_model.contains({file.rank, std::string(place->directory)})) continue;
     const std::string iteration(place->directory.substr(0, place->directory.find('/')));
     if (is_tree) {
       iterations.try_emplace(is_megatron_iteration(iteration) ? iteration : "", file.source());

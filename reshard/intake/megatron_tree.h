@@ -29,6 +29,7 @@ bool is_megatron_iteration(std::string_view name);
 
 /// Files of such a tree get the names that they have in a checkpoint; those of a tree in the place
 /// of rank/ (`is_tree`) a number for each directory, until settle_megatron() knows their ranks.
+/// Below rank/<r>/ a directory is of such a tree if a model_optim_rng.pt is in it.
 /// kInvalidArgument: one rank has two.
 Result<> name_megatron_files(bool is_tree, std::vector<Found>& found);
 

@@ -270,6 +270,47 @@ class Taken(Trees):
                 self.expect_layouts(job, model)
 
 
+    def test_gated_by_another_name(self):
+        job, model = self.new_job(), Model()
+        save_tree(job.incoming("base"), model, 2, 1, swiglu=False, quick_geglu=True)
+        job.commit("base")
+        self.expect_layouts(job, model)
+
+    def test_directories_of_a_users_own(self):
+        job = self.new_job()
+        for rank in range(2):
+            path = job.incoming("base") + f"/rank/0/mp_rank_{rank:02}/part.pt"
+            os.makedirs(os.path.dirname(path))
+            torch.save({f"w{rank}": torch.ones(3)}, path)
+        job.commit("base")
+        for rank in range(2):
+            self.assertTrue(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, f"mp_rank_{rank:02}/part.pt"))[f"w{rank}"].equal(torch.ones(3)))
+
+    def test_what_layers_have_beside_tensors(self):
+        """None is where its module is; anything else goes to no other layer."""
+        def beside(value):
+            def change(_, state):
+                state["model"]["decoder.layers.0.mlp.linear_fc1._extra_state"] = value
+                state["model"]["decoder.layers.1.mlp.router.weight"] = torch.ones(3, HIDDEN)
+                state["model"]["decoder.layers.1.mlp.router._extra_state"] = None
+                return state
+            return change
+        for name, value in (("none", None), ("scales", b"scales")):
+            with self.subTest(name):
+                job = self.mount.job(name)
+                save_tree(self.temporary(name), Model(), 1, 1, change=beside(value))
+                shutil.copytree(self.temporary(name + "/iter_0000100/mp_rank_00"), job.incoming("base") + "/rank/0")
+                job.commit("base")
+                if value is not None:
+                    self.assertEqual(self.load(job, "tp2-pp1-dp1", 1)["model"]["decoder.layers.0.mlp.linear_fc1._extra_state"], value)
+                    self.assertFalse(os.path.exists(job.rank_file("base", "tp1-pp2-dp1", 0, "model_optim_rng.pt")))
+                    continue
+                for stage in range(2):
+                    found = self.load(job, "tp1-pp2-dp1", stage)["model"]
+                    self.assertEqual([key for key in found if "router." in key],
+                                     [f"decoder.layers.1.mlp.router.{key}" for key in ("weight", "_extra_state")] if stage == 0 else [])
+
+
 class Optimizers(Trees):
     def test_adam(self):
         job, model = self.new_job(), Model(bias=True)
@@ -314,7 +355,11 @@ class Optimizers(Trees):
             state["optimizer"]["state"][0]["step"] = 7
             return state
 
-        for change, why in ((shorter, "cannot be told"), (swapped, "has another shape"), (counted, "no tensor")):
+        def many(_, state):
+            state["optimizer"]["param_groups"] += [{"params": [], "wd_mult": 1.0} for _ in range(300)]
+            return state
+
+        for change, why in ((shorter, "cannot be told"), (swapped, "has another shape"), (counted, "no tensor"), (many, "has 302 groups")):
             with self.subTest(change=change.__name__):
                 job, model = self.mount.job(change.__name__), Model()
                 save_tree(job.incoming("base"), model, 1, 1, mixed=False, change=change)
@@ -373,6 +418,7 @@ class Refused(Trees):
             return {**state, "model0": model, "model1": OrderedDict(model)}
         self.refuse("chunks", "virtual pipeline", change=chunks)
         self.refuse("experts", "expert-parallel", expert_model_parallel_size=2)
+        self.refuse("whole-experts", "expert_tensor_parallel_size 1", num_experts=2, expert_tensor_parallel_size=1)
         self.refuse("buckets", ("distrib_optim.pt", "torch_dist"),
                     lambda top: torch.save({0: {(torch.bfloat16, torch.float32): {"exp_avg": torch.zeros(5)}}}, top + "/mp_rank_00_000/distrib_optim.pt"))
 

@@ -75,10 +75,17 @@ TEST(MegatronTree, FilesHaveTheNamesOfTheirRanks) {
   EXPECT_EQ(below[0].source(), "rank/3/iter_0000100/mp_rank_01_001/model_optim_rng.pt");
   EXPECT_EQ(below[1].source(), "rank/3/config.json");
 
-  std::vector<Found> two{found(3, "mp_rank_01_001/a.pt"), found(3, "mp_rank_00_001/a.pt")};
+  std::vector<Found> two{found(3, "mp_rank_01_001/model_optim_rng.pt"),
+                         found(3, "mp_rank_00_001/model_optim_rng.pt")};
   EXPECT_THAT(name_megatron_files(false, two).error().message(), HasSubstr("a rank has one"));
-  std::vector<Found> same{found(3, "mp_rank_01_001/a.pt"), found(3, "a.pt")};
+  std::vector<Found> same{found(3, "mp_rank_01_001/model_optim_rng.pt"),
+                          found(3, "model_optim_rng.pt")};
   EXPECT_THAT(name_megatron_files(false, same).error().message(), HasSubstr("remove one"));
+
+  std::vector<Found> own{found(3, "mp_rank_00/a.pt"), found(3, "mp_rank_01/a.pt")};
+  ASSERT_TRUE(name_megatron_files(false, own).has_value());
+  EXPECT_EQ(own[0].path, "mp_rank_00/a.pt");
+  EXPECT_EQ(own[1].path, "mp_rank_01/a.pt");
 }
 
 /// A value that is no tensor, as opcodes of a pickle.
@@ -168,7 +175,7 @@ TEST(MegatronFile, SaysWhatItsArgumentsAre) {
   EXPECT_FALSE(tensors.megatron->argument("lr"));
   // Groups of queries count only where they are used.
   EXPECT_EQ(tensors.megatron->config_text(),
-            R"({"model_type":"megatron","num_layers":4,"swiglu":true})");
+            R"({"model_type":"megatron","num_layers":4,"gated_linear_unit":true})");
   EXPECT_FALSE(Written({version().at({key("checkpoint_version")}), tensor({key("w")}, {2})})
                    .tensors()
                    .value()

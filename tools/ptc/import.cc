@@ -71,9 +71,9 @@ bool has_ranks(const std::string& directory) {
 bool is_megatron_tree(const std::string& directory) {
   const auto names = list_directory(directory);
   return names && std::any_of(names.value().begin(), names.value().end(), [&](auto& name) {
-           if (megatron_place(name + "/.")) return true;
-           return is_megatron_iteration(name) && is_directory(directory + "/" + name) &&
-                  is_megatron_tree(directory + "/" + name);
+           if (!is_directory(directory + "/" + name)) return false;
+           return megatron_place(name + "/.") ||
+                  (is_megatron_iteration(name) && is_megatron_tree(directory + "/" + name));
          });
 }
 
