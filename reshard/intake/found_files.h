@@ -1,5 +1,5 @@
-// The files of a checkpoint that is being committed, as commit.cc finds them here and
-// commit_elsewhere.cc hears of them from other nodes.
+// The files of a checkpoint that is being committed: found_files.cc finds them here,
+// commit_elsewhere.cc hears of them from other nodes, and found_tensors.cc reads what is in them.
 #pragma once
 
 #include <optional>
@@ -69,6 +69,8 @@ inline FileToHashRef to_hash(int dir_fd, const Found& file) {
 
 /// Files below rank/<r>/, by rank and path; with `spec`, ranks that it does not have are refused.
 Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
+/// kInvalidArgument: `spec` does not have the rank.
+Result<> check_rank(uint64_t rank, const LayoutSpec& spec);
 /// kBusy, naming the first that is open for writing.
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 /// The same, before they are hashed: gives them their tickets.
@@ -90,6 +92,10 @@ Result<> read_if_torch(int dir_fd, Found& file);
 Result<> check_outlines(std::span<const Found* const> files, uint64_t limit);
 /// Whether tensors are looked for in torch's files: where there are no others.
 bool torch_files_count(const std::vector<Found>& found);
+/// Which files have tensors, and what these are: of the first of these kinds that there is,
+/// safetensors, distributed checkpointing, .npy, torch.save's. All others are kept as they are.
+Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
+                      std::stop_token stop);
 
 /// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.
 inline constexpr std::string_view kConsumedFile = "consumed";

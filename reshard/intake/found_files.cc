@@ -1,0 +1,252 @@
+#include "reshard/intake/found_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+
+#include "reshard/intake/dcp_files.h"
+#include "reshard/intake/deepspeed_tree.h"
+#include "reshard/intake/megatron_tree.h"
+#include "store/base/file.h"
+#include "store/base/json.h"
+#include "store/base/utf8.h"
+
+namespace ptc {
+namespace {
+
+constexpr unsigned kMaxDepth = 64;  // of directories: users nest them as deeply as they like
+
+std::optional<uint64_t> parse_rank(std::string_view text) {
+  uint64_t rank = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      (text.size() > 1 && text[0] == '0'))
+    return std::nullopt;
+  return rank;
+}
+
+// Names in a directory, sorted.
+Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  DIR* dir = fdopendir(fd.release());
+  if (dir == nullptr) return errno_error(errno, path);
+  std::vector<std::string> names;
+  errno = 0;
+  while (dirent* entry = readdir(dir)) {
+    std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+    errno = 0;
+  }
+  const int reason = errno;
+  closedir(dir);
+  if (reason != 0) return errno_error(reason, "reading " + path);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// What is left to whom of the rights in a directory.
+uint32_t allowed_below(const struct stat& directory) {
+  return 0400u | ((directory.st_mode & S_IXGRP) != 0 ? 040u : 0u) |
+         ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
+}
+
+Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
+              uint32_t allowed, std::vector<Found>& found, unsigned depth = 0) {
+  if (depth > kMaxDepth) {
+    return invalid_argument("{}/{}: directories are nested deeper than {}", root, below, kMaxDepth);
+  }
+  PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
+  for (const std::string& name : names) {
+    std::string path = below.empty() ? name : below + "/" + name;
+    std::string full = root + "/" + path;
+    struct stat st {};
+    if (fstatat(dir_fd, full.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+      return errno_error(errno, full);
+    if (!is_utf8(name)) {
+      return invalid_argument(
+          "the name of {} is not UTF-8, and could not be written in meta.json: rename it",
+          ptc::quoted(full));
+    }
+    if (S_ISDIR(st.st_mode)) {
+      PTC_TRY(walk(dir_fd, root, path, rank, allowed & allowed_below(st), found, depth + 1));
+    } else if (S_ISREG(st.st_mode)) {
+      Found file;
+      file.rank = rank;
+      file.path = std::move(path);
+      file.version = version_of(st);
+      file.links = st.st_nlink;
+      file.rights = ReadRights{st.st_uid, st.st_gid, st.st_mode & allowed};
+      found.push_back(std::move(file));
+    } else if (S_ISLNK(st.st_mode)) {
+      return invalid_argument(
+          "{} is a symbolic link, and a checkpoint holds files: copy what it "
+          "points to (cp -rL)",
+          full);
+    } else {
+      return invalid_argument("{} is no ordinary file", full);
+    }
+  }
+  return ok();
+}
+
+/// Each file once, and none with a name elsewhere.
+Result<std::vector<Found>> checked(std::vector<Found> found) {
+  std::map<uint64_t, uint64_t> names;  // inode → names in here
+  for (const Found& file : found) ++names[file.version.inode];
+  for (const Found& file : found)
+    if (file.links > names[file.version.inode])
+      return invalid_argument(
+          "{} has another name (hard link) outside the checkpoint, through which "
+          "it could be changed: remove that name first",
+          file.source());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+    return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
+  });
+  return found;
+}
+
+bool is_megatron_tree(int dir_fd, const std::vector<std::string>& top) {
+  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    if (!megatron_place(name + "/.") && !is_megatron_iteration(name)) return false;
+    const auto below = names_in(dir_fd, name);
+    return below.has_value() &&
+           (megatron_place(name + "/.") ||
+            std::any_of(below.value().begin(), below.value().end(),
+                        [](const std::string& rank) { return megatron_place(rank + "/."); }));
+  });
+}
+
+/// Whether a file of DeepSpeed's is here or a directory deeper.
+bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
+  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    if (deepspeed_name(name)) return true;
+    const auto below = names_in(dir_fd, name);
+    return below.has_value() &&
+           std::any_of(below.value().begin(), below.value().end(), [&](const std::string& file) {
+             return deepspeed_name(name + "/" + file).has_value();
+           });
+  });
+}
+
+/// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
+/// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, or a tree of
+/// Megatron's. They are those of rank 0, but for that tree's.
+Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
+  std::vector<Found> found;
+  const bool megatron = is_megatron_tree(dir_fd, top);
+  const bool dcp = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
+    struct stat st {};
+    return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
+                                           &st, AT_SYMLINK_NOFOLLOW) == 0;
+  });
+  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top)) return found;
+  PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
+  std::erase_if(found, [](const Found& file) {
+    return file.path == "layout.json" || file.path == kConsumedFile;
+  });
+  for (Found& file : found) file.at = file.path;
+  if (megatron) {
+    PTC_TRY(name_megatron_files(true, found));
+  }
+  return checked(std::move(found));
+}
+
+}  // namespace
+
+Result<> check_rank(uint64_t rank, const LayoutSpec& spec) {
+  if (rank < spec.sizes.world_size()) return ok();
+  return invalid_argument(
+      "rank/{} does not exist in layout {}, which has {} rank{}; a writer "
+      "with another layout says so in a layout.json beside rank/",
+      rank, spec.name(), spec.sizes.world_size(), spec.sizes.world_size() == 1 ? "" : "s");
+}
+
+FileVersion version_of(const struct stat& st) {
+  return {st.st_dev, st.st_ino, static_cast<uint64_t>(st.st_size),
+          st.st_mtim.tv_sec * 1'000'000'000 + st.st_mtim.tv_nsec,
+          st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
+}
+
+Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
+  PTC_TRY(auto top, names_in(dir_fd, "."));
+  if (std::find(top.begin(), top.end(), "rank") == top.end()) {
+    PTC_TRY(auto own, find_own_tree(dir_fd, top));
+    if (!own.empty()) return own;
+  }
+  bool has_ranks = false;
+  for (const std::string& name : top) {
+    if (name == "rank") has_ranks = true;
+    else if (name.ends_with(kDcpEnding))
+      return invalid_argument(
+          "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it: the "
+          "checkpoint is not complete, or other files of it are on other nodes, and it is "
+          "committed "
+          "from one that has them all",
+          name);
+    else if (name != "layout.json" && name != kConsumedFile)
+      return invalid_argument(
+          "'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
+          "rank/1/ … (a single process: rank/0/)",
+          name);
+  }
+  if (!has_ranks)
+    return invalid_argument(
+        "there is no rank/ directory: put the files of a single process into "
+        "rank/0/, of several into rank/0/, rank/1/ …");
+  PTC_TRY(auto ranks, names_in(dir_fd, "rank"));
+  std::vector<Found> found;
+  for (const std::string& name : ranks) {
+    std::optional<uint64_t> rank = parse_rank(name);
+    if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
+    if (spec != nullptr) {
+      PTC_TRY(check_rank(*rank, *spec));
+    }
+    uint32_t allowed = 0444;
+    for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
+      struct stat st {};
+      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno_error(errno, directory);
+      allowed &= allowed_below(st);
+    }
+    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
+  }
+  if (found.empty()) return invalid_argument("rank/ holds no files");
+  PTC_TRY(name_megatron_files(false, found));
+  return checked(std::move(found));
+}
+
+Result<bool> open_for_writing(int dir_fd, const std::string& path) {
+  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_NOFOLLOW));
+  return open_for_writing(fd.get());
+}
+
+bool open_for_writing(int fd) {
+  // The kernel grants a read lease only while no description of the file can write; shared writable
+  // mappings keep theirs. Where leases are not to be had (another owner's file without CAP_LEASE,
+  // file systems without them) the caller's own count of open handles must do.
+  if (fcntl(fd, F_SETLEASE, F_RDLCK) == 0) {
+    fcntl(fd, F_SETLEASE, F_UNLCK);
+    return false;
+  }
+  return errno == EAGAIN;
+}
+
+Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
+  for (const Found& file : found) {
+    PTC_TRY(bool busy, open_for_writing(dir_fd, file.source()));
+    if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
+  }
+  return ok();
+}
+
+Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes) {
+  for (Found& file : found) file.ticket = hashes.begin(file.version);
+  return check_closed(dir_fd, found);
+}
+
+}  // namespace ptc
