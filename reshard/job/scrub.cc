@@ -17,7 +17,7 @@ namespace ptc {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto kLookEvery = 2s;
+constexpr auto kLookEvery = 2s, kLookWhenIdle = 30s;
 constexpr int64_t kDay = 86'400'000'000'000;  // ns
 // Of a round a day: at least so fast, and twice as fast as it takes.
 constexpr uint64_t kLeastBytesPerSecond = 64 << 20;
@@ -116,25 +116,26 @@ void Scrubber::wake() {
 void Scrubber::work(std::stop_token stop) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-scrub");
   bool again = false;  // not all damage could be seen to
+  bool idle = false;   // nothing is due to be looked over
   while (!stop.stop_requested()) {
     {
       MutexLock lock(mutex_);
       const auto woken = [this]() PTC_REQUIRES(mutex_) { return std::exchange(wake_, false); };
       if (rate_.kind == ScrubRate::Kind::kOff && !again) woken_.wait(mutex_, stop, woken);
-      else woken_.wait_for(mutex_, stop, kLookEvery, woken);
+      else woken_.wait_for(mutex_, stop, idle && !again ? kLookWhenIdle : kLookEvery, woken);
     }
     if (stop.stop_requested()) return;
     again = false;
     try {
       for (const JobRef& job : jobs_()) again = !job->see_to_damage() || again;
-      if (rate_.kind != ScrubRate::Kind::kOff) look_over_one();
+      idle = rate_.kind != ScrubRate::Kind::kOff && !look_over_one();
     } catch (const std::exception& error) {  // no memory
       spdlog::warn("what is stored is looked over later: {}", error.what());
     }
   }
 }
 
-void Scrubber::look_over_one() {
+bool Scrubber::look_over_one() {
   JobRef first;
   Job::ToLookOver what;
   uint64_t stored_bytes = 0;
@@ -152,11 +153,13 @@ void Scrubber::look_over_one() {
   const bool daily = rate_.kind == ScrubRate::Kind::kDaily;
   pace_.set_rate(daily ? std::max(kLeastBytesPerSecond, stored_bytes / 86400 * 2)
                        : rate_.bytes_per_second);
-  if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay))) return;
+  if (first == nullptr || (daily && what.last_ns >= std::max(started_ns_, now_ns() - kDay)))
+    return !daily || std::any_of(resting_.begin(), resting_.end(),
+                                 [&](const auto& rest) { return now < rest.second.until; });
   Result<> looked = first->look_over(what.checkpoint);
   if (looked.has_value()) {
     resting_.erase(first->name());
-    return;
+    return true;
   }
   // All of it is read each time.
   Rest& rest = resting_[first->name()];
@@ -164,6 +167,7 @@ void Scrubber::look_over_one() {
   rest.until = std::chrono::steady_clock::now() + rest.length;
   spdlog::debug("job {}: checkpoint {} is looked over later: {}", first->name(), what.checkpoint,
                 looked.error().message());
+  return true;
 }
 
 }  // namespace ptc

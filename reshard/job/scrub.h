@@ -72,7 +72,8 @@ class Scrubber {
 
  private:
   void work(std::stop_token stop);
-  void look_over_one();
+  /// Whether one was, or would have been if it could be.
+  bool look_over_one();
 
   const ScrubRate rate_;
   const int64_t started_ns_;

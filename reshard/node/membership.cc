@@ -16,7 +16,8 @@ namespace {
 
 constexpr auto kRetry = std::chrono::milliseconds(500);
 constexpr auto kAfterConflict = std::chrono::milliseconds(20);
-constexpr auto kLook = std::chrono::seconds(1);  // whether the agreement store is what it was
+// Whether the agreement store is what it was; each answer and each decision shows that, too.
+constexpr auto kLook = std::chrono::seconds(3);
 /// Between one change of who is there and the next that is taken over, for each member.
 constexpr auto kPauseOfOne = std::chrono::milliseconds(1), kLongestPause = 1000 * kPauseOfOne;
 
@@ -360,12 +361,6 @@ void Membership::tell() {
   if (changed_) changed_();
 }
 
-void Membership::look_at_identity() {
-  const bool before = distrusted().has_value();
-  (void)check_identity(meta_, *this);
-  if (!before && distrusted()) tell();  // it looks on
-}
-
 void Membership::join_again(std::string why) {
   if (told_.empty()) {
     told_ = std::move(why);
@@ -404,14 +399,19 @@ void Membership::follow(std::stop_token stop) {
   // nodes/, for what was heard of it was not believed, or not all, or it could not be asked
   bool read = false;
   std::vector<MetaEvent> events;
-  std::string unread;  // why it could not be done, as the log has it
+  std::string unread;   // why it could not be done, as the log has it
+  bool doubts = false;  // the agreement store is not believed
   while (!stop.stop_requested()) {
     std::string lost;
     {
       MutexLock lock(mutex_);
-      const Clock::time_point look_at = Clock::now() + kRetry;
+      // While all is well, not before the lease may have ended: an idle node sleeps.
+      const bool calm = !doubts && told_.empty() && !read && lease_ != nullptr;
+      const Clock::time_point look_at =
+          calm ? std::min(next_look, lease_->deadline()) : Clock::now() + kRetry;
       wanted_.wait_until(mutex_, stop, std::min(note_at.value_or(look_at), look_at),
                          [&]() PTC_REQUIRES(mutex_) { return gap_ || !events_.empty(); });
+      if (gap_) next_look = Clock::now();  // it was out of reach, and may be another now
       if ((gap_ || !events_.empty()) && Clock::now() < next_change)
         wanted_.wait_until(mutex_, stop, next_change, [] { return false; });
       events = std::exchange(events_, {});
@@ -423,9 +423,11 @@ void Membership::follow(std::stop_token stop) {
     const Clock::time_point now = Clock::now();
     if (now >= next_look) {
       next_look = now + kLook;
-      look_at_identity();
+      (void)check_identity(meta_, *this);
     }
-    if (distrusted()) {
+    const bool doubted = std::exchange(doubts, distrusted().has_value());
+    if (doubts) {
+      if (!doubted) tell();  // whoever found it: who follows what is agreed on looks on
       read = read || !events.empty();
       note_at = now + kRetry;
       continue;

@@ -120,7 +120,6 @@ class Membership : public Cluster {
   Result<> note_who_is_gone();
   Result<> take_events(std::vector<MetaEvent> events);
   std::chrono::steady_clock::duration pause() const;
-  void look_at_identity();
   void tell();
   void follow(std::stop_token stop);
 
