@@ -58,7 +58,10 @@ class Scale {
     ok_ = false;
   }
   bool all(const std::function<bool(JobStore&)>& holds);
-  bool all_see_all();
+  bool sees_all(JobStore& store) const;
+  bool all_see_all() {
+    return all([this](JobStore& store) { return sees_all(store); });
+  }
   void edit(const std::string& text);
   void write();
 
@@ -85,10 +88,10 @@ bool Scale::all(const std::function<bool(JobStore&)>& holds) {
   return true;
 }
 
-bool Scale::all_see_all() {
+bool Scale::sees_all(JobStore& store) const {
   size_t wanted = 0;
   for (unsigned i = 0; i < cluster_.size(); ++i) wanted += cluster_.is_wanted(i);
-  return all([&](JobStore& store) { return store.nodes().size() == wanted; });
+  return store.nodes().size() == wanted;
 }
 
 void Scale::measure(const std::string& what, Time goal, const std::function<void()>& change,
@@ -215,18 +218,19 @@ bool Scale::run() {
         for (unsigned i = n - n / 10; i < n; ++i) cluster_.kill(i, true);
       },
       [&] {
-        return all_see_all() && all([](JobStore& store) {
-                 const JobRef job = store.find("job");
-                 std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
-                 const std::vector<std::string> there = store.nodes();
-                 for (const auto stored_now = job->find_checkpoint("base")->stored();
-                      const StoredImage& image : stored_now->images)
-                   copies[{image.state, image.path, image.written}] +=
-                       std::binary_search(there.begin(), there.end(), image.node);
-                 return job->is_settled() &&
-                        std::all_of(copies.begin(), copies.end(),
-                                    [](const auto& one) { return one.second > 1; });
-               });
+        // In one: who lacks something is asked first the next time, and all others are not.
+        return all([this](JobStore& store) {
+          const JobRef job = store.find("job");
+          if (!job->is_settled() || !sees_all(store)) return false;
+          std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
+          const std::vector<std::string> there = store.nodes();
+          for (const auto stored_now = job->find_checkpoint("base")->stored();
+               const StoredImage& image : stored_now->images)
+            copies[{image.state, image.path, image.written}] +=
+                std::binary_search(there.begin(), there.end(), image.node);
+          return std::all_of(copies.begin(), copies.end(),
+                             [](const auto& one) { return one.second > 1; });
+        });
       });
   measure(
       "they come back", kJoin,
