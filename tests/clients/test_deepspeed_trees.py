@@ -327,6 +327,21 @@ class Trees(mount.TestCase):
         self.expect_hf(job, self.model.tensors)
         self.expect_state(job, layouts=["tp2-pp1-dp1"])
 
+    def test_import_of_the_latest(self):
+        top = self.temporary("run")
+        save({}, top + "/global_step50/mp_rank_00_model_states.pt")
+        self.trained.save_flat(lambda rank: top + "/global_step100", 2)
+        self.beside(top)
+        os.unlink(top + "/latest")
+        done = self.mount.ptc("import", "unsaid", top, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("no file 'latest'", done.stderr)
+        models.write_file(top + "/latest", "global_step100\n")
+        done = self.mount.ptc("import", "latest", top)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("left out: global_step50", done.stderr)
+        self.expect_hf(mount.Job(self.mount, "latest"), self.model.tensors)
+
     def refused(self, spoil, *reasons, write=None):
         """Refused with these reasons, and every file is still there."""
         job = self.mount.job(f"{self.id().rsplit('.', 1)[-1]}-{self.refusals}")

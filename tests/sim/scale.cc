@@ -59,6 +59,8 @@ class Scale {
   }
   bool all(const std::function<bool(JobStore&)>& holds);
   bool sees_all(JobStore& store) const;
+  /// Until all are there that are wanted, and all images of the checkpoint twice; else why not.
+  std::string what_lacks(JobStore& store) const;
   bool all_see_all() {
     return all([this](JobStore& store) { return sees_all(store); });
   }
@@ -69,6 +71,7 @@ class Scale {
   SimCluster cluster_;
   unsigned last_ = 0;             // the node of which something did not hold yet
   bool ok_ = true, runs_ = true;  // the goals are met; each change came to its end
+  std::string lacking_;           // on that one
   Result<> done_ = ok();
 };
 
@@ -94,6 +97,23 @@ bool Scale::sees_all(JobStore& store) const {
   return store.nodes().size() == wanted;
 }
 
+std::string Scale::what_lacks(JobStore& store) const {
+  const JobRef job = store.find("job");
+  if (!job->is_settled()) return "the job is not settled: " + job->status_json();
+  const std::vector<std::string> there = store.nodes();
+  if (!sees_all(store)) return fmt::format("it sees {} nodes", there.size());
+  std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
+  for (const auto stored_now = job->find_checkpoint("base")->stored();
+       const StoredImage& image : stored_now->images)
+    copies[{image.state, image.path, image.written}] +=
+        std::binary_search(there.begin(), there.end(), image.node);
+  for (const auto& [image, count] : copies)
+    if (count < 2)
+      return fmt::format("of state {}, {} (written {}) there are {} copies", std::get<0>(image),
+                         std::get<1>(image), std::get<2>(image), count);
+  return {};
+}
+
 void Scale::measure(const std::string& what, Time goal, const std::function<void()>& change,
                     const std::function<bool()>& holds) {
   if (!runs_) return;
@@ -107,7 +127,9 @@ void Scale::measure(const std::string& what, Time goal, const std::function<void
   const Time took = now() - start;
   runs_ = done_.has_value() && took < kToEnd;
   if (done_.has_error()) fail(what + ": " + done_.error().message());
-  else if (!runs_) fail(what + " does not end");
+  else if (!runs_)
+    fail(what + " does not end" +
+         (lacking_.empty() ? "" : fmt::format("; on node {} {}", last_, lacking_)));
   sleep(kCalm);
   NodeCosts sum, most;
   std::string often;  // the method that one node asks all others most often
@@ -218,18 +240,9 @@ bool Scale::run() {
         for (unsigned i = n - n / 10; i < n; ++i) cluster_.kill(i, true);
       },
       [&] {
-        // In one: who lacks something is asked first the next time, and all others are not.
         return all([this](JobStore& store) {
-          const JobRef job = store.find("job");
-          if (!job->is_settled() || !sees_all(store)) return false;
-          std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;
-          const std::vector<std::string> there = store.nodes();
-          for (const auto stored_now = job->find_checkpoint("base")->stored();
-               const StoredImage& image : stored_now->images)
-            copies[{image.state, image.path, image.written}] +=
-                std::binary_search(there.begin(), there.end(), image.node);
-          return std::all_of(copies.begin(), copies.end(),
-                             [](const auto& one) { return one.second > 1; });
+          lacking_ = what_lacks(store);
+          return lacking_.empty();
         });
       });
   measure(

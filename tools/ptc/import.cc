@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "reshard/intake/deepspeed_tree.h"
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
@@ -110,12 +111,53 @@ Result<CopyList> files_of_megatron_tree(const std::string& directory) {
   });
 }
 
+/// Directories of DeepSpeed's: global_step100, global_step200, ….
+std::vector<std::string> deepspeed_tags(const std::string& directory) {
+  std::vector<std::string> tags;
+  const auto names = list_directory(directory);
+  if (!names) return tags;
+  for (const std::string& name : names.value()) {
+    const auto files = list_directory(directory + "/" + name);
+    if (files && std::any_of(files.value().begin(), files.value().end(), [&](auto& file) {
+          return deepspeed_name(name + "/" + file).has_value();
+        }))
+      tags.push_back(name);
+  }
+  return tags;
+}
+
+/// Of several the one that `latest` names, as DeepSpeed loads; what is in the others is left out.
+Result<CopyList> files_of_deepspeed_tags(const std::string& directory,
+                                         const std::vector<std::string>& tags) {
+  std::string tag;
+  if (auto text = read_text_file(AT_FDCWD, directory + "/latest", 4096))
+    tag = text.value().substr(0, text.value().find_first_of("\r\n"));
+  if (std::find(tags.begin(), tags.end(), tag) == tags.end())
+    return invalid_argument(
+        "{} has {} checkpoints of DeepSpeed's, and no file 'latest' that names one: say which, as "
+        "{}/{}",
+        directory, tags.size(), directory, tags.back());
+  std::vector<std::string> others;
+  std::copy_if(tags.begin(), tags.end(), std::back_inserter(others),
+               [&](const std::string& one) { return one != tag; });
+  fmt::print(stderr, "ptc: {} is what 'latest' names; left out: {}\n", tag,
+             fmt::join(others, ", "));
+  return list_files(directory, "rank/0", [&](const std::string& path) {
+    return is_rubbish(path) ||
+           std::find(others.begin(), others.end(), path.substr(0, path.find('/'))) != others.end();
+  });
+}
+
 Result<CopyList> files_of(const ImportOptions& options) {
   std::string directory = inside_hub_cache(options.directory);
   if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
   if (!has_ranks(directory) && is_megatron_tree(directory))
     return files_of_megatron_tree(directory);
-  if (!has_ranks(directory)) return list_files(directory, "rank/0", is_rubbish);
+  if (!has_ranks(directory)) {
+    if (const auto tags = deepspeed_tags(directory); tags.size() > 1)
+      return files_of_deepspeed_tags(directory, tags);
+    return list_files(directory, "rank/0", is_rubbish);
+  }
   std::vector<std::string> others;
   auto list = list_files(directory, "", [&](const std::string& path) {
     bool ours = path == "rank" || path.starts_with("rank/") || path == "layout.json";
@@ -293,8 +335,10 @@ void add_import(CLI::App& app, Context& context) {
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
   command
       ->add_option("DIR", options->directory,
-                   "a model's directory, one with a rank/R/ for each rank, or one with Megatron's "
-                   "iter_*/mp_rank_*/")
+                   "a model's directory, one with a rank/R/ for each rank, one with Megatron's "
+                   "iter_*/mp_rank_*/, or one of DeepSpeed's; of several iterations or tags the "
+                   "one that the "
+                   "framework's own file names as the latest")
       ->required();
   command->add_option("--name", options->name, "name of the checkpoint")
       ->type_name("NAME")
