@@ -29,7 +29,8 @@ constexpr const char* kFooter =
     "  ptc wait llama                            until it is in force\n"
     "  ptc verify llama                          read it all and compare checksums\n"
     "\n"
-    "Exit status: 0 done, 1 failed, 2 wrong usage, 124 timed out (wait).\n"
+    "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not all could be checked\n"
+    "(verify), 124 timed out (wait).\n"
     "\"ptc COMMAND --help\" tells more, and so does ptc(1). Everything also works with\n"
     "cp, mv, cat, an editor and rm.";
 

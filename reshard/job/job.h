@@ -194,8 +194,8 @@ class Job {
   /// What changing to `layout_text` would move, as plan.json; changes nothing.
   Result<std::string> dry_run(const std::string& layout_text) const;
   /// Every node reads every byte it stores of a checkpoint, and checksums are compared. kCorrupt
-  /// names the damaged copies, and tensors of which none is right; kCancelled: `stop` was asked
-  /// for.
+  /// names the damaged copies, and tensors of which none is right; kUnavailable: what is left of
+  /// some is on nodes that do not answer; kCancelled: `stop` was asked for.
   Result<std::string> verify(std::string_view checkpoint, std::stop_token stop = {}) const;
   /// The same; then damaged copies are mended, if others have all that is in them, and whoever has
   /// one open or mapped sees the right bytes when this returns, on every node that answers.

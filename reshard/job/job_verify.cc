@@ -21,6 +21,14 @@ json::object report_of(const Checkpoint& checkpoint, const Findings& found) {
           {"away", json::array(found.away.begin(), found.away.end())}};
 }
 
+/// Whether all that is out of reach is so because the nodes that have it are, as far as is known.
+bool is_only_away(const Checkpoint& checkpoint) {
+  const std::shared_ptr<const StoredState> now = checkpoint.stored();
+  return std::none_of(now->images.begin(), now->images.end(), [](const StoredImage& image) {
+    return image.image == nullptr && (image.missing || image.node.empty());
+  });
+}
+
 }  // namespace
 
 Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_token stop) const {
@@ -31,7 +39,9 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
     (void)impl_->hear_others();
     PTC_TRY(auto record, impl_->verifier.find(checkpoint_name));
     const Checkpoint& checkpoint = *record.checkpoint;
-    if (const auto loss = checkpoint.loss()) return make_error(Code::kCorrupt, "{}", *loss);
+    if (const auto loss = checkpoint.loss())
+      return make_error(is_only_away(checkpoint) ? Code::kUnavailable : Code::kCorrupt, "{}",
+                        *loss);
     Result<Findings> found = impl_->verifier.examine(record, nullptr, stop);
     if (found.has_error() && found.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved

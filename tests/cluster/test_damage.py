@@ -1,6 +1,7 @@
 """Bytes that change where they lie: they are found, mended from a copy, and read by nobody any more, whoever had them open,
 mapped or cached."""
 import errno
+import json
 import mmap
 import os
 import subprocess
@@ -174,6 +175,31 @@ class Damage(DamageCase):
         self.nodes.wait_members()
         cluster.until(lambda: wrong.content().endswith(self.right(model)), "it reads the right bytes")
         wrong.close()
+
+    def test_what_cannot_be_checked_is_not_called_bad(self):
+        model = BigLlama(28)
+        self.commit(0, model, pp=2, devices=["w0:0", "w1:0"])
+        self.nodes.kill(1)
+        for wait in (False, True):  # nobody knows yet that it is away, and then all do
+            if wait:
+                self.nodes.wait_members()
+            done = self.nodes.nodes[0].ptc("verify", self.name, check=False)
+            self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+            self.assertIn(f"{self.name}/base: NOT CHECKED:", done.stdout)
+            self.assertRegex(done.stdout, r"(?s)stored bytes: not checked: .*w1")
+            self.assertNotIn("BAD", done.stdout)
+        report = json.loads(self.nodes.nodes[0].ptc("verify", "--json", self.name, check=False).stdout)
+        self.assertEqual((report["good"], report["checked"], report["bad"]), (False, False, []))
+        self.assertIn("model.norm.weight", [one["name"] for one in report["unread"]])
+        image = self.image(0)
+        flip(image, os.stat(image).st_size // 2)  # what is wrong is said, whatever else is away
+        done = self.nodes.nodes[2].ptc("verify", self.name, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn(f"{self.name}/base: BAD:", done.stdout)
+        flip(image, os.stat(image).st_size // 2)
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        cluster.until(lambda: self.nodes.nodes[0].ptc("verify", self.name, check=False).returncode == 0, "all is good")
 
     @staticmethod
     def right(model):

@@ -2,6 +2,7 @@
 import json
 import os
 import stat
+import subprocess
 import tempfile
 
 import cluster
@@ -43,6 +44,23 @@ class Owners(TestCase):
             self.assertEqual(run_as(ANN, os.makedirs, path + "/incoming/x/rank/0"), "")
             self.assertEqual(run_as(ANN, write_text, path + "/layout.json", '{"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1}'), "")
             self.assertEqual(run_as(ANN, write_text, path + "/note", "Ann's"), "")
+
+    def test_who_may_not_read_verifies_nothing(self):
+        """That is not said to be bad."""
+        job = self.nodes.job(0, self.name)
+        models.Llama(31).write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        self.nodes.wait_settled(self.name)
+        node = self.nodes.nodes[0]
+        command = [os.path.join(node.bin, "ptc"), "-C", node.path, "verify", self.name]
+
+        def verify():
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            return f"{done.returncode}: {done.stdout}{done.stderr}"
+        self.assertRegex(run_as(ANN, verify), r"(?s)\A0: .*: good:")
+        os.chmod(job.path, 0o700)
+        self.assertRegex(run_as(ANN, verify), r"(?s)\A3: .*: NOT CHECKED: .*Permission denied")
+        self.assertRegex(run_as(ROOT, verify), r"(?s)\A0: .*: good:")
 
     def test_changes_are_seen_on_all_nodes(self):
         self.nodes.job(0, self.name)

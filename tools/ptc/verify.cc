@@ -32,9 +32,15 @@ struct Subject {
   bool is_npy = false;  // with a header in front of the bytes
   uint64_t bytes = 0;
   Checksum expected;
-  Checksum sum;         // guarded by Verifier's mutex, as is the next
+  Checksum sum;         // guarded by Verifier's mutex, as are the next two
   std::string problem;  // empty: none yet
+  std::string unread;   // why it could not be read to its end; empty: it could
 };
+
+/// Whether a read failed because a file is not what it was, and not only because nobody could look.
+bool is_damage(const Error& error) {
+  return error.code() == Code::kCorrupt || error.code() == Code::kNotFound;
+}
 
 Result<uint64_t> npy_data_offset(int fd) {
   std::byte start[12];
@@ -83,7 +89,7 @@ class Verifier {
     for (size_t i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
     for (std::thread& thread : threads) thread.join();
     for (Subject& subject : subjects_) {
-      if (subject.problem.empty() && !(subject.sum == subject.expected))
+      if (subject.problem.empty() && subject.unread.empty() && subject.sum != subject.expected)
         subject.problem = "the bytes differ from their checksum";
     }
   }
@@ -107,7 +113,7 @@ class Verifier {
       if (sum) {
         subject.sum += sum.value();
       } else {
-        subject.problem = sum.error().message();
+        (is_damage(sum.error()) ? subject.problem : subject.unread) = sum.error().message();
       }
     }
   }
@@ -172,41 +178,102 @@ Result<std::vector<Subject>> subjects_of(const Target& target, const json::objec
   return subjects;
 }
 
+enum class Verdict { kGood, kBad, kNotChecked };
+
 struct Outcome {
   uint64_t tensors = 0, files = 0, bytes = 0;
   double seconds = 0;
-  std::vector<const Subject*> bad;
-  std::string daemon_error;  // empty: the stored bytes are right
+  std::vector<const Subject*> bad, unread;
+  std::string damage;      // of the stored bytes, as the daemons found it
+  std::string not_looked;  // why they did not look at all of them
+  std::string not_mended;  // --repair: why
   std::vector<std::string> repaired, away;
-  bool good() const { return bad.empty() && daemon_error.empty(); }
+
+  Verdict verdict() const {
+    if (!bad.empty() || !damage.empty()) return Verdict::kBad;
+    const bool all = unread.empty() && not_looked.empty() && not_mended.empty() && away.empty();
+    return all ? Verdict::kGood : Verdict::kNotChecked;
+  }
+  int exit_code() const {
+    switch (verdict()) {
+      case Verdict::kGood:
+        return kDone;
+      case Verdict::kBad:
+        return kFailed;
+      case Verdict::kNotChecked:
+        return kNotChecked;
+    }
+    return kFailed;
+  }
 };
+
+std::string verdict_text(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kGood:
+      return coloured("good", Colour::kGreen);
+    case Verdict::kBad:
+      return coloured("BAD", Colour::kRed);
+    case Verdict::kNotChecked:
+      return coloured("NOT CHECKED", Colour::kYellow);
+  }
+  return "";
+}
+
+/// A node that is away has many tensors, which all say the same.
+void print_unread(const std::vector<const Subject*>& unread) {
+  constexpr size_t kMost = 20;
+  for (const Subject* subject : std::span(unread).first(std::min(kMost, unread.size())))
+    fmt::print("{}: not checked: {}\n", subject->name, subject->unread);
+  if (unread.size() > kMost)
+    fmt::print("and {} more that could not be read (--json names all)\n", unread.size() - kMost);
+}
 
 void print_outcome(const Target& target, const Outcome& outcome) {
   for (const Subject* subject : outcome.bad)
     fmt::print("{}: {}\n", subject->name, subject->problem);
+  print_unread(outcome.unread);
   for (const std::string& what : outcome.repaired)
     fmt::print("{}: made anew from another copy\n", what);
   for (const std::string& node : outcome.away)
     fmt::print("node {} is away: the copies on it were not looked at\n", node);
-  if (!outcome.daemon_error.empty()) fmt::print("stored bytes: {}\n", outcome.daemon_error);
-  fmt::print("{}: {}: {} tensors, {} other files, {} read in {}\n", target.name(),
-             outcome.good() ? coloured("good", Colour::kGreen) : coloured("BAD", Colour::kRed),
-             outcome.tensors, outcome.files, format_size(outcome.bytes),
+  if (!outcome.not_mended.empty()) fmt::print("nothing was mended: {}\n", outcome.not_mended);
+  if (!outcome.damage.empty()) fmt::print("stored bytes: {}\n", outcome.damage);
+  if (!outcome.not_looked.empty())
+    fmt::print("stored bytes: not checked: {}\n", outcome.not_looked);
+  const size_t unread = outcome.unread.size();
+  fmt::print("{}: {}: {} tensors, {} other files, {} {}read in {}\n", target.name(),
+             verdict_text(outcome.verdict()), outcome.tensors, outcome.files,
+             format_size(outcome.bytes),
+             unread == 0 ? "" : fmt::format("without the {} that could not be ", unread),
              format_duration(outcome.seconds));
 }
 
+json::array named(const std::vector<const Subject*>& subjects, std::string Subject::*what) {
+  json::array list;
+  for (const Subject* subject : subjects)
+    list.emplace_back(json::object{{"name", subject->name}, {"what", subject->*what}});
+  return list;
+}
+
 void print_outcome_json(const Target& target, const Outcome& outcome) {
-  json::array bad;
-  for (const Subject* subject : outcome.bad)
-    bad.emplace_back(json::object{{"name", subject->name}, {"what", subject->problem}});
-  json::object report{
-      {"format", "ptc-verify/1"}, {"job", target.job},          {"checkpoint", target.checkpoint},
-      {"good", outcome.good()},   {"tensors", outcome.tensors}, {"files", outcome.files},
-      {"bytes", outcome.bytes},   {"seconds", outcome.seconds}, {"bad", bad}};
-  report["stored"] =
-      outcome.daemon_error.empty() ? json::value("good") : json::value(outcome.daemon_error);
+  const Verdict verdict = outcome.verdict();
+  json::object report{{"format", "ptc-verify/1"},
+                      {"job", target.job},
+                      {"checkpoint", target.checkpoint},
+                      {"good", verdict == Verdict::kGood},
+                      {"checked", verdict != Verdict::kNotChecked},
+                      {"tensors", outcome.tensors},
+                      {"files", outcome.files},
+                      {"bytes", outcome.bytes},
+                      {"seconds", outcome.seconds},
+                      {"bad", named(outcome.bad, &Subject::problem)},
+                      {"unread", named(outcome.unread, &Subject::unread)}};
+  report["stored"] = outcome.damage.empty() && outcome.not_looked.empty() ? "good"
+                     : outcome.damage.empty() ? "not checked: " + outcome.not_looked
+                                              : outcome.damage;
   report["away"] = json::array(outcome.away.begin(), outcome.away.end());
   report["repaired"] = json::array(outcome.repaired.begin(), outcome.repaired.end());
+  if (!outcome.not_mended.empty()) report["not_mended"] = outcome.not_mended;
   fmt::print("{}", pretty_json(report));
 }
 
@@ -223,33 +290,61 @@ void ask_daemon(const Target& target, bool repair, Outcome& outcome) {
     json::object mend = request;
     mend["repair"] = true;
     auto answer = ask(target.mount, mend);
-    if (!answer) {
-      outcome.daemon_error = answer.error().message();
+    if (answer) {
+      outcome.repaired = text_list(array_field(answer.value(), "repaired"));
+    } else if (answer.error().code() == Code::kCorrupt) {
+      outcome.damage = answer.error().message();
       return;
+    } else {
+      outcome.not_mended = answer.error().message();
     }
-    outcome.repaired = text_list(array_field(answer.value(), "repaired"));
   }
   auto answer = ask(target.mount, request);
   if (answer) outcome.away = text_list(array_field(answer.value(), "away"));
-  else outcome.daemon_error = answer.error().message();
+  else if (answer.error().code() == Code::kCorrupt) outcome.damage = answer.error().message();
+  else outcome.not_looked = answer.error().message();
+}
+
+Result<Target> target_of(const Context& context, const std::string& text) {
+  PTC_TRY(auto found, find_target(context.mount_option, text));
+  return with_checkpoint(std::move(found));
+}
+
+/// Nothing could be looked at, not even what there should be.
+Result<int> not_even_begun(const VerifyOptions& options, Error error) {
+  const bool unread = error.code() == Code::kPermissionDenied ||
+                      error.code() == Code::kUnavailable || error.code() == Code::kBusy ||
+                      error.code() == Code::kConflict;
+  if (!unread) return error;
+  if (options.as_json)
+    fmt::print("{}", pretty_json(json::object{{"format", "ptc-verify/1"},
+                                              {"good", false},
+                                              {"checked", false},
+                                              {"why", error.message()}}));
+  else
+    fmt::print("{}: {}: {}\n", options.target, verdict_text(Verdict::kNotChecked), error.message());
+  return kNotChecked;
 }
 
 Result<int> run_verify(const Context& context, const VerifyOptions& options) {
-  PTC_TRY(auto found, find_target(context.mount_option, options.target));
-  PTC_TRY(auto target, with_checkpoint(std::move(found)));
-  PTC_TRY(auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
-  PTC_TRY(auto subjects, subjects_of(target, meta));
+  auto there = target_of(context, options.target);
+  if (!there) return not_even_begun(options, std::move(there).error());
+  const Target target = std::move(there).value();
+  auto meta = read_json_file(target.checkpoint_dir() + "/meta.json");
+  if (!meta) return not_even_begun(options, std::move(meta).error());
+  PTC_TRY(auto subjects, subjects_of(target, meta.value()));
 
   Outcome outcome;
   if (options.repair) ask_daemon(target, true, outcome);
   for (const Subject& subject : subjects) outcome.bytes += subject.bytes;
-  outcome.tensors = array_field(meta, "tensors").size();
+  outcome.tensors = array_field(meta.value(), "tensors").size();
   outcome.files = subjects.size() - outcome.tensors;
   Progress progress("verifying " + target.name(), outcome.bytes);
   Verifier(subjects, progress).run();
   progress.finish();
   for (const Subject& subject : subjects) {
     if (!subject.problem.empty()) outcome.bad.push_back(&subject);
+    else if (!subject.unread.empty()) outcome.unread.push_back(&subject);
   }
   if (!options.repair) ask_daemon(target, false, outcome);
   outcome.seconds = progress.seconds();
@@ -258,7 +353,7 @@ Result<int> run_verify(const Context& context, const VerifyOptions& options) {
   } else {
     print_outcome(target, outcome);
   }
-  return outcome.good() ? kDone : kFailed;
+  return outcome.exit_code();
 }
 
 }  // namespace
@@ -277,7 +372,9 @@ void add_verify(CLI::App& app, Context& context) {
       "Every tensor is read through the mount; then the daemons of all nodes read every\n"
       "byte they store. A copy that is damaged or cut is named; --repair makes it anew\n"
       "from another copy ('replicas' in layout.json), if there is one that is right.\n"
-      "Exit status: 0 all good (now), 1 something differs (named).\n"
+      "What could not be read, or lies on a node that is away, is NOT CHECKED, and why.\n"
+      "Exit status: 0 all good (now), 1 something differs (named), 3 not all could be\n"
+      "checked (nothing that was differs).\n"
       "\nExamples:\n  ptc verify llama/step500\n  ptc verify --repair llama");
 }
 
