@@ -28,6 +28,7 @@
 #include "fs/report/version.h"
 #include "fs/tree/host_file.h"
 #include "fs/tree/tree.h"
+#include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
 #include "tools/capabilities.h"
@@ -53,6 +54,17 @@ void log_to_stderr(bool debug) {
   spdlog::set_default_logger(logger);
 }
 
+/// What is said of users' jobs is for whoever runs it, whatever the umask. So is what an earlier
+/// one wrote.
+spdlog::file_event_handlers for_its_owner_alone() {
+  spdlog::file_event_handlers handlers;
+  handlers.before_open = [](const spdlog::filename_t& path) {
+    const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (file.get() >= 0) ::fchmod(file.get(), 0600);
+  };
+  return handlers;
+}
+
 /// Once in the background: the system's log, or a file in the store where there is none.
 void log_in_background(const std::string& store) {
   std::shared_ptr<spdlog::logger> logger;
@@ -65,8 +77,9 @@ void log_in_background(const std::string& store) {
         std::make_shared<spdlog::sinks::syslog_sink_st>("ptcfs", LOG_PID, LOG_DAEMON, true));
     logger->set_pattern("%v");
   } else {
-    logger = limited(
-        std::make_shared<spdlog::sinks::rotating_file_sink_st>(store + "/ptcfs.log", kLogBytes, 1));
+    ::chmod((store + "/ptcfs.1.log").c_str(), 0600);
+    logger = limited(std::make_shared<spdlog::sinks::rotating_file_sink_st>(
+        store + "/ptcfs.log", kLogBytes, 1, false, for_its_owner_alone()));
     logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
     logger->flush_on(spdlog::level::info);
   }

@@ -151,6 +151,30 @@ class Fstab(MountProgram):
             self.assertFalse(mount.is_mounted(self.directory(name)))
 
 
+class BackgroundLog(MountProgram):
+    def test_its_owner_alone_reads_it(self):
+        """Whatever the umask; so with what an earlier daemon left."""
+        if os.access("/dev/log", os.W_OK):
+            self.skipTest("the system has a log")
+        store, path = self.directory("store"), self.directory("mnt")
+        files = [f"{store}/ptcfs.log", f"{store}/ptcfs.1.log"]
+        for before in (False, True):
+            if before:
+                for file in files:
+                    with open(file, "a", encoding="utf-8"):
+                        os.chmod(file, 0o644)
+            mask = os.umask(0)
+            try:
+                done = self.ptcfs("--store", store, path)
+            finally:
+                os.umask(mask)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("mounted", mount.read_text(files[0]))
+            for file in filter(os.path.exists, files):
+                self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o600)
+            self.umount(path)
+
+
 class Memory(MountProgram):
     def test_more_than_the_machine_has_is_said(self):
         with mount.Mount("--memory", "64T") as daemon:
