@@ -2,9 +2,11 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import threading
+import time
 import xml.etree.ElementTree
 
 import models
@@ -143,6 +145,65 @@ class Ptc(mount.TestCase):
         self.assertIn("has no rank 12", refused.stderr)
         self.mount.ptc("export", job.name, self.temporary("npy"), "--model")
         self.assertTrue(os.path.exists(self.temporary("npy/model/norm/weight.npy")))
+
+    def test_an_export_is_whole_or_not_there(self):
+        """A tensor that no copy has right any more is not read; the others are written by then, or are being written."""
+        with mount.Mount() as other:
+            models.Llama().write_hf(self.temporary("model"))
+            other.ptc("import", "llama", self.temporary("model"))
+            os.mkdir(self.temporary("there"))
+            os.mkdir(self.temporary("old"))
+            models.write_file(self.temporary("old/config.json"), "old")
+            images = os.path.join(other.store, "images")
+            path = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
+            with open(path, "r+b") as file:
+                file.seek(os.path.getsize(path) - 100)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 1]))
+            self.assertEqual(other.ptc("verify", "llama", check=False).returncode, 1)  # which is known from now on
+            before = sorted(os.listdir(self.scratch))
+            for options in (("--hf",), ("--model",), ("--layout", "current")):
+                for name in ("new", "made/on/the/way", "there", "old"):
+                    done = other.ptc("export", "llama", self.temporary(name), *options, "--force", check=False)
+                    self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                    self.assertRegex(done.stderr, "llama/checkpoints/base/.*(weight.npy|model.safetensors): Input/output error")
+                    self.assertIn(f"{self.temporary(name)} is as it was before; ptc verify llama/base tells", done.stderr)
+                    self.assertEqual(sorted(os.listdir(self.scratch)), before)
+                    self.assertEqual(os.listdir(self.temporary("there")), [])
+                    self.assertEqual(os.listdir(self.temporary("old")), ["config.json"])
+                    self.assertEqual(mount.read_text(self.temporary("old/config.json")), "old")
+
+    def test_an_export_that_is_interrupted(self):
+        job = self.import_model()
+        os.makedirs(self.temporary("there"), mode=0o750)
+        self.mount.ptc("export", job.name, self.temporary("there"), "--model")
+        self.assertEqual(stat.S_IMODE(os.stat(self.temporary("there")).st_mode), 0o750)
+        whole = self.sizes("there")
+        if os.getuid() == 0:  # room for the bytes, but not in whole pages of each file
+            os.mkdir(self.temporary("full"))
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={sum(whole.values()) + 4096}", "full", self.temporary("full")],
+                           check=True)
+            self.addCleanup(subprocess.run, ["umount", self.temporary("full")], check=True)
+            for name in ("full/out", "full"):
+                done = self.mount.ptc("export", job.name, self.temporary(name), "--model", check=False)
+                self.assertRegex(done.stderr, r"\.npy: .*No space left on device.*is as it was before")
+                self.assertEqual(os.listdir(self.temporary("full")), [])
+        for number in range(20):
+            export = subprocess.Popen([os.path.join(self.mount.bin, "ptc"), "-C", self.mount.path, "export", job.name,
+                                       self.temporary("stopped"), "--model"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            time.sleep(0.005 * number)
+            export.send_signal(signal.SIGINT)
+            export.wait()
+            self.assertNotIn("ptc-export", " ".join(os.listdir(self.scratch)))
+            if os.path.exists(self.temporary("stopped")):
+                self.assertEqual(self.sizes("stopped"), whole)
+                break
+
+    def sizes(self, name):
+        top = self.temporary(name)
+        return {os.path.relpath(os.path.join(where, file), top): os.path.getsize(os.path.join(where, file))
+                for where, _, files in os.walk(top) for file in files}
 
     def test_status_and_ls(self):
         job = self.import_model()

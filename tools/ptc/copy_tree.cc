@@ -79,10 +79,17 @@ class Lister {
   std::set<std::pair<dev_t, ino_t>> open_;
 };
 
+struct How {
+  Progress& progress;
+  bool durable;
+  const std::atomic<bool>* stop;
+};
+
 Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std::byte> buffer,
-                    Progress& progress) {
+                    const How& how) {
   uint64_t offset = 0;
   for (;;) {
+    if (how.stop != nullptr && *how.stop) return make_error(Code::kCancelled, "interrupted");
     ssize_t got = ::read(source, buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_error(errno, "reading " + item.source);
@@ -91,7 +98,7 @@ Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std:
     auto written = write_exactly(target, data, offset);
     if (!written) return std::move(written).error().with_context(item.target);
     offset += data.size();
-    progress.add(data.size());
+    how.progress.add(data.size());
   }
   if (offset != item.bytes)
     return make_error(Code::kCorrupt, "{} changed its size while it was copied", item.source);
@@ -99,12 +106,13 @@ Result<> copy_bytes(int source, int target, const CopyItem& item, std::span<std:
 }
 
 Result<> copy_file(const CopyItem& item, const std::string& target_dir, std::span<std::byte> buffer,
-                   Progress& progress) {
+                   const How& how) {
   const std::string path = target_dir + "/" + item.target;
   PTC_TRY(auto source, open_file(AT_FDCWD, item.source, O_RDONLY));
   ::posix_fadvise(source.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   PTC_TRY(auto target, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0666));
-  PTC_TRY(copy_bytes(source.get(), target.get(), item, buffer, progress));
+  PTC_TRY(copy_bytes(source.get(), target.get(), item, buffer, how));
+  if (how.durable && ::fsync(target.get()) != 0) return errno_error(errno, path);
   // A file system may say only here that the bytes did not arrive.
   if (::close(target.release()) != 0) return errno_error(errno, path);
   return ok();
@@ -132,7 +140,8 @@ Result<CopyList> list_files(const std::string& directory, const std::string& pre
   return list;
 }
 
-Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress) {
+Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress,
+                    bool durable, const std::atomic<bool>* stop) {
   PTC_TRY(make_directories(list, target_dir));
   struct Shared {
     Mutex mutex;
@@ -142,7 +151,8 @@ Result<> copy_files(const CopyList& list, const std::string& target_dir, Progres
   const auto copy = [&](size_t i) {
     if (failed) return;
     thread_local const auto buffer = std::make_unique<std::byte[]>(kCopyBytes);
-    Result<> copied = copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes}, progress);
+    Result<> copied =
+        copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes}, {progress, durable, stop});
     if (copied.has_value()) return;
     failed = true;
     MutexLock lock(shared.mutex);

@@ -1,6 +1,7 @@
 // Copies trees of files into and out of the mount, following symbolic links.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -31,6 +32,8 @@ Result<CopyList> list_files(const std::string& directory, const std::string& pre
 
 /// Copies to `target_dir`, which it creates as needed, several files at a time. Existing files are
 /// replaced. After an error no other file is begun; of several errors, that of the first by order.
-Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress);
+/// `durable`: each file is on its disk when this returns. kCancelled: `stop` became true.
+Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress,
+                    bool durable = false, const std::atomic<bool>* stop = nullptr);
 
 }  // namespace ptc::cli

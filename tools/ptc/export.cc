@@ -3,6 +3,9 @@
 #include <fmt/core.h>
 #include <sys/statvfs.h>
 
+#include <array>
+#include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <optional>
 
@@ -16,6 +19,7 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/staged_dir.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -81,12 +85,11 @@ Result<> check_destination(const std::string& destination, uint64_t bytes, bool 
 }
 
 /// Beside rank/, so that the copy can be imported again.
-Result<> write_layout(const ExportOptions& options) {
+Result<> write_layout(const ExportOptions& options, const std::string& directory) {
   if (options.layout.empty() || options.rank) return ok();
   auto layout = layout_of_name(options.layout);
   if (!layout) return ok();
-  return write_file_atomically(AT_FDCWD, options.destination + "/layout.json",
-                               pretty_json(layout.value()));
+  return write_file_atomically(AT_FDCWD, directory + "/layout.json", pretty_json(layout.value()));
 }
 
 /// What hf/ is without. Optimizer state is expected to be missing there, tensors of names that
@@ -118,6 +121,42 @@ Result<> check_nothing_missing(const Target& target, const ExportOptions& option
   return ok();
 }
 
+std::atomic<bool> interrupted = false;
+
+/// While it lives, a signal that would end the program sets `interrupted`.
+class Interruptions {
+ public:
+  Interruptions() {
+    struct sigaction note {};
+    note.sa_handler = [](int) { interrupted = true; };
+    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &note, &before_[i]);
+  }
+  Interruptions(const Interruptions&) = delete;
+  ~Interruptions() {
+    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
+  }
+
+ private:
+  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
+  std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+/// All or nothing.
+Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress) {
+  const Interruptions noted;
+  PTC_TRY(auto staged, StagedDirectory::make(options.destination));
+  PTC_TRY(copy_files(list, staged.path(), progress, true, &interrupted));
+  PTC_TRY(write_layout(options, staged.path()));
+  return staged.publish();
+}
+
+std::string what_to_do(const Target& target, const Error& error) {
+  if (error.code() != Code::kUnavailable && error.code() != Code::kCorrupt) return "";
+  return fmt::format(
+      "; ptc verify {} tells what is damaged or away, --repair mends what other copies have right",
+      shell_word(target.name()));
+}
+
 Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto found, find_target(context.mount_option, options.target));
   PTC_TRY(auto target, with_checkpoint(std::move(found)));
@@ -129,10 +168,12 @@ Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto list, files_of(target, options));
   PTC_TRY(check_destination(options.destination, list.bytes, options.force));
   Progress progress("exporting " + target.name(), list.bytes);
-  auto copied = copy_files(list, options.destination, progress);
+  auto written = write_all(list, options, progress);
   progress.finish();
-  PTC_TRY(std::move(copied));
-  PTC_TRY(write_layout(options));
+  if (!written)
+    return make_error(written.error().code(), "{}. {} is as it was before{}",
+                      written.error().message(), options.destination,
+                      what_to_do(target, written.error()));
   double seconds = progress.seconds();
   fmt::print("{}: {} in {} file{} written to {} in {}\n", target.name(), format_size(list.bytes),
              list.items.size(), list.items.size() == 1 ? "" : "s", options.destination,
@@ -166,7 +207,9 @@ void add_export(CLI::App& app, Context& context) {
   command->add_flag("--partial", options->partial,
                     "as Hugging Face files also without tensors whose names others have");
   command->footer(
-      "Examples:\n  ptc export llama /srv/models/llama\n"
+      "DEST appears when all is written and on its disk, or not at all; in one that was\n"
+      "there, nothing is changed before.\n"
+      "\nExamples:\n  ptc export llama /srv/models/llama\n"
       "  ptc export llama/step500 out --layout tp8-pp1-dp1\n"
       "  ptc export llama out --layout current --rank 3");
 }
