@@ -78,6 +78,24 @@ json::object cluster_object(const std::vector<NodeReport>& reports) {
           {"materialised_bytes", materialised}};
 }
 
+/// Why nothing is decided here; nullopt: it is.
+std::optional<json::object> agreement_trouble(const Tree& tree,
+                                              const std::vector<NodeReport>& reports) {
+  if (const auto why = tree.store().distrusted())
+    return json::object{{"state", "refused"}, {"why", *why}};
+  for (const NodeReport& report : reports) {
+    if (std::string_view(report.state) != "fenced") continue;
+    json::object trouble{
+        {"state", "away"},
+        {"why", fmt::format("node {} does not reach the agreement store (etcd), or "
+                            "has not joined again",
+                            report.name)}};
+    if (report.since_ns != 0) trouble["since"] = time_text(report.since_ns);
+    return trouble;
+  }
+  return std::nullopt;
+}
+
 json::object missing_copies(const Tree& tree) {
   json::array jobs;
   uint64_t missing = 0;
@@ -98,8 +116,8 @@ json::object nodes_document(Tree& tree) {
   json::object document{{"nodes", std::move(nodes)},
                         {"cluster", cluster_object(reports)},
                         {"missing_copies", missing_copies(tree)}};
-  if (const auto why = tree.store().distrusted())
-    document["agreement"] = json::object{{"state", "refused"}, {"why", *why}};
+  if (std::optional<json::object> trouble = agreement_trouble(tree, reports))
+    document["agreement"] = *std::move(trouble);
   if (const std::vector<std::string> kept = tree.store().kept(); !kept.empty())
     document["kept"] = json::array(kept.begin(), kept.end());
   return document;

@@ -46,6 +46,15 @@ std::string memory_id_of(const std::string& directory) {
   return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
 }
 
+/// When this node's lease may have ended, since the epoch. 0: it has none, or it is not known.
+int64_t lease_ended_ns(const Cluster& cluster) {
+  using Clock = MetaLease::Clock;
+  const std::shared_ptr<const MetaLease> lease = cluster.lease();
+  const Clock::time_point ended = lease != nullptr ? lease->deadline() : Clock::time_point::min();
+  if (ended == Clock::time_point::min() || ended > Clock::now()) return 0;
+  return now_ns() - std::chrono::nanoseconds(Clock::now() - ended).count();
+}
+
 }  // namespace
 
 struct JobStore::Impl {
@@ -396,7 +405,10 @@ std::vector<NodeReport> JobStore::node_reports() const {
   for (const std::string& name : nodes()) of(name).state = "up";
   impl_->add_what_others_say(by_name);
   NodeReport& own = of(impl_->node);
-  if (std::string_view(own.state) != "up") own.state = "fenced";
+  if (std::string_view(own.state) != "up") {
+    own.state = "fenced";
+    own.since_ns = lease_ended_ns(*impl_->cluster);
+  }
   own.numbers = numbers();
   own.age_seconds = 0;
   std::vector<NodeReport> reports;

@@ -84,10 +84,53 @@ class Reports(TestCase):
         self.nodes.nodes[1].ptc("drain", "w2")
         agreed = self.agreed()
         self.assertEqual(agreed["w2"]["drain"], {"bytes_left": 0})
+        for arguments in ((), (self.name,)):
+            self.assertIn("w2 up (drained)", self.said(0, *arguments))
         for node in range(3):
             self.assertEqual(self.metrics(node)[("ptcfs_cluster_node_draining", (("node", "w2"),))], 1)
         self.nodes.nodes[0].ptc("drain", "w2", "--cancel")
         self.assertIsNone(self.agreed()["w2"]["drain"])
+
+    def said(self, node, *arguments):
+        """By `ptc status`, as one line."""
+        return " ".join(self.nodes.nodes[node].ptc("status", *arguments, env={"COLUMNS": "1000"}).stdout.split())
+
+    def test_one_that_is_cut_off_from_etcd(self):
+        model = models.Llama(7)
+        self.commit(0, model)
+        for arguments in ((), (self.name,)):
+            self.assertNotIn("agreement", self.said(0, *arguments))
+        before = time.time()
+        self.nodes.partition(0, ("eth1",))
+        cluster.until(lambda: "agreement" in self.nodes_of(0), "it says that nothing is decided", 20)
+        agreement = self.nodes_of(0)["agreement"]
+        self.assertEqual((agreement["state"], self.by_name(0)["w0"]["state"]), ("away", "fenced"))
+        self.assertGreater(agreement["since"], time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before - 1)))
+        self.assertLess(agreement["since"], time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 1)))
+        self.assertRegex(self.said(0), r"w0 fenced (for|since) .* agreement: away (for|since) .*nothing is decided")
+        self.assertRegex(self.said(0, self.name), r"agreement away (for|since) .*nothing is decided")
+        self.assertIn("nothing is decided", " ".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()))
+        self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(0, "new")), "EAGAIN")
+        held = models.read_safetensors(self.job(0).rank_file("base", layout_name(1, 1), 0))
+        self.assertEqual(held, {tensor.name: tensor for tensor in model.rank_tensors(1, 1, 0, 0)})
+        cluster.until(lambda: "w0 away " in self.said(1), "the others say that it is away")
+        self.assertNotIn("agreement", self.said(1))
+        self.nodes.heal(0, ("eth1",))
+        self.nodes.wait_members()
+        cluster.until(lambda: "agreement" not in self.said(0), "it decides again")
+        self.assertNotIn("agreement", self.nodes_of(0))
+
+    def test_one_that_is_not_heard_of(self):
+        """Of two that reach all others, but not each other, each counts for the other as there."""
+        self.commit(0, models.Llama(8))
+        self.assertNotIn("not heard", self.said(0))
+        self.nodes.lose(0, 1)
+        self.nodes.lose(1, 0)
+        cluster.until(lambda: "w1 up (not heard of for " in self.said(0), "w0 has not heard of w1 for a while", 30)
+        self.assertNotIn("w2 up (not", self.said(0))
+        self.assertNotIn("not heard", self.said(2))
+        self.nodes.lose_nothing()
+        cluster.until(lambda: "not heard" not in self.said(0), "it has answered", 30)
 
     def test_nothing_is_counted_on_several_nodes(self):
         before = self.traffic()

@@ -102,14 +102,42 @@ std::optional<ProgressView> progress_of(const JobStatus& status) {
   return view;
 }
 
+bool is_unheard(const json::object& node) {
+  constexpr double kQuietSeconds = 5;
+  if (text_field(node, "state") != "up" || !node.contains("materialised_bytes")) return false;
+  return !node.contains("heard_seconds_ago") ||
+         real_field(node, "heard_seconds_ago") > kQuietSeconds;
+}
+
 std::string node_text(const json::object& node) {
-  std::string text = text_field(node, "name") + " " + text_field(node, "state");
+  const std::string state = text_field(node, "state");
+  std::string text = text_field(node, "name") + " " + state;
   const std::string age = format_age(node.if_contains("since"));
-  if (text_field(node, "state") == "away" && !age.empty())
+  if ((state == "away" || state == "fenced") && !age.empty())
     text += age == "just now" ? " since just now" : " for " + age;
+  if (is_unheard(node)) {
+    const double seconds = real_field(node, "heard_seconds_ago");
+    text += seconds == 0 ? " (not heard of yet)"
+                         : fmt::format(" (not heard of for {})", format_duration(seconds));
+  }
   if (!has_object(node, "drain")) return text;
   const uint64_t left = number_field(object_field(node, "drain"), "bytes_left");
   return text + (left == 0 ? " (drained)" : fmt::format(" (draining, {} left)", format_size(left)));
+}
+
+std::string agreement_text(const json::object& nodes_json) {
+  const json::object& agreement = object_field(nodes_json, "agreement");
+  if (agreement.empty()) return "";
+  constexpr const char* kMeanwhile =
+      "what is there is read, but nothing is decided: no commit, layout or removal";
+  const std::string state = text_field(agreement, "state"), why = text_field(agreement, "why");
+  if (state != "away") return fmt::format("{}: {}; {}", state, why, kMeanwhile);
+  const std::string age = format_age(agreement.if_contains("since"));
+  return fmt::format("away{}: {}; {}",
+                     age.empty()         ? ""
+                     : age == "just now" ? " since just now"
+                                         : " for " + age,
+                     why, kMeanwhile);
 }
 
 Table job_table(const std::vector<JobStatus>& jobs) {

@@ -64,6 +64,10 @@ std::optional<ProgressView> progress_of(const JobStatus& status);
 
 /// "w1 up (draining, 1.2 GiB left)": an entry of "nodes".
 std::string node_text(const json::object& node);
+/// Of an entry of nodes.json: it counts as there, but has not answered this node lately.
+bool is_unheard(const json::object& node);
+/// "away for 3 min: why; what that means", of nodes.json; "": nodes agree.
+std::string agreement_text(const json::object& nodes_json);
 
 /// One row for each job, in this order: what `ptc ls` and `ptc top` list.
 Table job_table(const std::vector<JobStatus>& jobs);

@@ -1,7 +1,10 @@
 // ptc status: what a job is doing, as its status.json says it.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
+#include <chrono>
+#include <thread>
 
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
@@ -68,9 +71,24 @@ void print_status(const JobStatus& status) {
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));
 }
 
-/// All that were ever there, also those that hold nothing of any job.
+/// Nodes are asked while somebody looks: what one that answers has said is there a moment later.
+Result<json::object> read_nodes(const std::string& mount) {
+  constexpr int kTries = 3;
+  constexpr auto kPause = std::chrono::milliseconds(500);
+  for (int tries = 1;; ++tries) {
+    PTC_TRY(auto report, read_json_file(mount + "/.ptc/nodes.json"));
+    const json::array& nodes = array_field(report, "nodes");
+    if (tries == kTries || std::none_of(nodes.begin(), nodes.end(), [](const json::value& node) {
+          return node.is_object() && is_unheard(node.get_object());
+        }))
+      return report;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+/// All nodes that were ever there, also those that hold nothing of any job; and whether they agree.
 void print_nodes(const std::string& mount) {
-  const auto report = read_json_file(mount + "/.ptc/nodes.json");
+  const auto report = read_nodes(mount);
   if (report.has_error()) return;
   std::string nodes;
   const json::array& all = array_field(report.value(), "nodes");
@@ -78,7 +96,18 @@ void print_nodes(const std::string& mount) {
     if (!node.is_object()) continue;
     nodes += (nodes.empty() ? "" : ", ") + node_text(node.get_object());
   }
-  if (all.size() > 1) fmt::print("nodes: {}\n\n", wrapped(nodes, 7, terminal_width(1)));
+  const std::string agreement = agreement_text(report.value());
+  if (all.size() > 1) fmt::print("nodes: {}\n", wrapped(nodes, 7, terminal_width(1)));
+  if (!agreement.empty()) fmt::print("agreement: {}\n", wrapped(agreement, 11, terminal_width(1)));
+  if (all.size() > 1 || !agreement.empty()) fmt::print("\n");
+}
+
+/// Below what one job does.
+void print_agreement(const std::string& mount) {
+  const auto report = read_json_file(mount + "/.ptc/nodes.json");
+  if (report.has_error()) return;
+  if (const std::string text = agreement_text(report.value()); !text.empty())
+    print_line("agreement", text);
 }
 
 struct StatusOptions {
@@ -88,12 +117,14 @@ struct StatusOptions {
 
 Result<int> run_status(const Context& context, const StatusOptions& options) {
   std::vector<JobStatus> jobs;
+  std::string mount;
   if (!options.job.empty()) {
     PTC_TRY(auto target, find_job(context.mount_option, options.job));
     PTC_TRY(auto status, read_status(target));
     jobs.push_back(std::move(status));
+    mount = target.mount;
   } else {
-    PTC_TRY(auto mount, find_mount(context.mount_option));
+    PTC_TRY(mount, find_mount(context.mount_option));
     size_t hidden = 0;
     PTC_TRY(jobs, read_statuses(mount, &hidden));
     say_hidden(hidden);
@@ -111,6 +142,7 @@ Result<int> run_status(const Context& context, const StatusOptions& options) {
     if (!first) fmt::print("\n");
     first = false;
     print_status(status);
+    if (!options.job.empty()) print_agreement(mount);
   }
   if (options.as_json) {
     fmt::print("{}", options.job.empty() ? pretty_json(all) : pretty_json(all.at(0)));

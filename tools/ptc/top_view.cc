@@ -74,6 +74,8 @@ class View {
       if (!value.is_object()) continue;
       add_labelled("node", node_line(value.get_object()));
     }
+    if (const std::string text = agreement_text(now_.nodes); !text.empty())
+      add_labelled("etcd", text);
     const uint64_t missing = number_field(object_field(now_.nodes, "missing_copies"), "bytes");
     if (missing > 0) add_labelled("copies", format_size(missing) + " are missing");
   }
