@@ -92,6 +92,45 @@ class Ptc(mount.TestCase):
             if number not in won:
                 self.assertIn("already", done[number].stderr)
 
+    def test_imports_that_replace_each_other_mix_nothing(self):
+        """With --force each takes the place of the others, and what is committed is what one of them brought in."""
+        number_of_files = 300
+        for number in range(4):
+            models.Llama(number).write_hf(self.temporary(f"model{number}"))
+            for file in range(number_of_files):
+                models.write_file(self.temporary(f"model{number}/more/{file}"), str(number))
+        for name in ("first", "second", "third"):
+            done = [None] * 4
+
+            def bring_in(number):
+                done[number] = self.mount.ptc("import", "replaced", self.temporary(f"model{number}"), "--name", name, "--force", check=False)
+            threads = [threading.Thread(target=bring_in, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+                time.sleep(0.05)
+            for thread in threads:
+                thread.join()
+            won = [number for number in range(4) if done[number].returncode == 0]
+            self.assertEqual(len(won), 1, [one.stderr for one in done])
+            job = mount.Job(self.mount, "replaced")
+            found = models.read_safetensors(job.rank_file(name, "tp1-pp1-dp1", 0))
+            self.assertEqual(found, {t.name: t for t in models.Llama(won[0]).tensors})
+            more = job.checkpoint(name, "layouts/tp1-pp1-dp1/rank/0/more")
+            self.assertEqual({mount.read_text(f"{more}/{file}") for file in range(number_of_files)}, {str(won[0])})
+            for number in set(range(4)) - set(won):
+                self.assertRegex(done[number].stderr, "already|has replaced what was copied|was removed meanwhile")
+
+    def test_what_is_refused_has_its_name_again(self):
+        job = self.new_job()
+        models.write_file(self.temporary("bad/model.safetensors"), b"\x10\0\0\0\0\0\0\0{")
+        done = self.mount.ptc("import", job.name, self.temporary("bad"), check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertNotIn(".import-", done.stderr)
+        self.assertEqual(sorted(os.listdir(job.file("incoming"))), ["base", "base.error"])
+        models.Llama().write_hf(self.temporary("model"))
+        self.mount.ptc("import", job.name, self.temporary("model"), "--force")
+        self.assertEqual(os.listdir(job.file("incoming")), [])
+
     def test_import_into_a_job_of_several_ranks(self):
         job = self.new_job()
         job.set_layout(tp=2)

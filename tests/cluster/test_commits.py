@@ -4,6 +4,7 @@ long holds up nobody; and what fails leaves nothing behind."""
 import contextlib
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -168,6 +169,31 @@ class Commits(TestCase):
         self.assertNotEqual(mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base")), "")
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 1, 2)
+
+    def test_imports_of_one_name_on_two_nodes_do_not_mix(self):
+        self.nodes.job(0, self.name)
+        cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+        sources, done = [os.path.join(self.nodes.top, f"import{node}") for node in range(2)], [None, None]
+        for node, source in enumerate(sources):
+            models.Llama(50 + node).write_hf(source)
+            for file in range(100):
+                models.write_file(f"{source}/of-{node}/{file}", str(node))
+            self.addCleanup(shutil.rmtree, source)
+
+        def bring_in(node):
+            done[node] = self.nodes.nodes[node].ptc("import", self.name, sources[node], "--force", check=False)
+        threads = [threading.Thread(target=bring_in, args=(node,)) for node in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        won = [node for node in range(2) if done[node].returncode == 0]
+        self.assertEqual(len(won), 1, [one.stderr for one in done])
+        self.assertIn("already", done[1 - won[0]].stderr)
+        self.nodes.wait_settled(self.name)
+        rank = self.job(2).checkpoint("base", "layouts/tp1-pp1-dp1/rank/0")
+        self.assertEqual([name for name in os.listdir(rank) if name.startswith("of-")], [f"of-{won[0]}"])
+        self.assertEqual(models.read_safetensors(rank + "/model.safetensors"), {t.name: t for t in models.Llama(50 + won[0]).tensors})
 
     def test_the_next_of_the_same_name_before_all_know_of_the_last(self):
         """w1 has not heard that the first was decided when w0 asks it for the second: it keeps what it gave to the first."""

@@ -21,6 +21,7 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/staging.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -175,29 +176,27 @@ Result<> check_not_committed(const Target& target) {
                     target.name());
 }
 
-/// Makes room for the copy: the job, and a fresh incoming/<name>, which belongs to whoever makes
-/// it.
-Result<> prepare(const Target& target, const std::string& incoming, const ImportOptions& options) {
+/// Makes room for the copy: the job, and a fresh incoming/<name>.
+Result<Staging> prepare(const Target& target, const ImportOptions& options) {
   if (!exists(target.job_dir())) {
     if (::mkdir(target.job_dir().c_str(), 0777) == 0) fmt::print("{}: new job\n", target.job);
     else if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
   }
   PTC_TRY(check_not_committed(target));
-  if (options.force) {
-    PTC_TRY(remove_tree(AT_FDCWD, incoming));
-  }
-  if (::mkdir(incoming.c_str(), 0777) != 0) {
-    if (errno != EEXIST) return errno_error(errno, "making " + incoming);
+  const std::string incoming = target.job_dir() + "/incoming/" + target.checkpoint;
+  auto staging = Staging::make(incoming, options.force);
+  if (!staging && staging.error().code() == Code::kAlreadyExists)
     return make_error(
         Code::kAlreadyExists,
         "{} is already there: another import is under way, or an earlier attempt was ended "
         "halfway. Replace it with --force; or, if you know that it is whole, commit it:\n  mv {} "
         "{}/checkpoints/",
         incoming, shell_word(incoming), shell_word(target.job_dir()));
-  }
+  PTC_TRY(auto made, std::move(staging));
   auto still_free = check_not_committed(target);  // by whoever had the directory before
-  if (!still_free) ::rmdir(incoming.c_str());
-  return still_free;
+  if (still_free) return made;
+  made.remove();
+  return std::move(still_free).error();
 }
 
 Result<> write_layout(const std::string& incoming, const std::string& layout) {
@@ -210,6 +209,8 @@ Result<> write_layout(const std::string& incoming, const std::string& layout) {
   if (::close(fd.release()) != 0) return errno_error(errno, incoming + "/layout.json");
   return ok();
 }
+
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 /// Whether the commit goes on in the daemon, and how far it is, as status.json has it.
 bool goes_on(const Target& target, Progress& progress) {
@@ -227,14 +228,16 @@ bool goes_on(const Target& target, Progress& progress) {
   return false;
 }
 
-bool was_removed(const Target& target, const std::string& incoming) {
-  return !exists(target.job_dir()) || !exists(incoming);
-}
-
-Error removed_meanwhile(const Target& target, const std::string& incoming) {
+/// What became of a copy that has not its name any more.
+Error taken_meanwhile(const Target& target, const Staging& staging) {
+  if (exists(staging.path()))
+    return make_error(
+        Code::kConflict,
+        "{} was not committed: another import with --force has replaced what was copied",
+        target.name());
   return make_error(Code::kNotFound,
                     "{} was not committed: {} was removed meanwhile, with what was copied",
-                    target.name(), exists(target.job_dir()) ? incoming : "job " + target.job);
+                    target.name(), exists(target.job_dir()) ? staging.path() : "job " + target.job);
 }
 
 /// For whoever brings a whole model into a job of several ranks; empty: that was not why.
@@ -252,26 +255,43 @@ std::string layout_hint(const Target& target, const ImportOptions& options) {
 
 /// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
 /// completes it.
-Result<> commit(const Target& target, const std::string& incoming, const ImportOptions& options) {
+Result<> commit(const Target& target, Staging& staging, const ImportOptions& options) {
+  if (auto taken = staging.begin_commit(); !taken)
+    return staging.is_at_its_name() ? taken : taken_meanwhile(target, staging);
+  const std::string own = staging.path();
   constexpr int kTries = 3;  // when none goes on: it may have ended at just that moment
-  const Reason reason(target, incoming + ".error");
+  const Reason reason(target, own + ".error");
   Progress progress("committing " + target.name());
   int error = EAGAIN;
   bool gave_up = false;  // a rename, which goes on all the same
   for (int in_vain = 0; error == EAGAIN && in_vain < kTries;) {
-    if (::rename(incoming.c_str(), target.checkpoint_dir().c_str()) == 0) return ok();
-    error = errno;
+    const bool done = ::rename(own.c_str(), target.checkpoint_dir().c_str()) == 0;
+    error = done ? 0 : errno;
     in_vain = goes_on(target, progress) ? 0 : in_vain + 1;
     // Decided at the moment at which the last rename gave up.
-    if (error == ENOENT && gave_up && is_directory(target.checkpoint_dir())) return ok();
+    if (done || (error == ENOENT && gave_up && is_directory(target.checkpoint_dir()))) {
+      staging.end_commit();
+      return ok();
+    }
     gave_up = gave_up || error == EAGAIN;
   }
   progress.finish();
-  if (error == ENOENT && was_removed(target, incoming)) return removed_meanwhile(target, incoming);
+  std::string why = reason.text(error);
+  const bool gone = error == ENOENT && !exists(own);
+  staging.end_commit();
+  if (gone) return taken_meanwhile(target, staging);
+  const std::string& incoming = staging.path();
+  for (size_t at; own != incoming && (at = why.find(base_name(own))) != std::string::npos;)
+    why.replace(at, base_name(own).size(), base_name(incoming));
+  if (error == EEXIST && exists(target.checkpoint_dir()))
+    return make_error(Code::kAlreadyExists,
+                      "{} is already committed, by somebody else meanwhile: remove {}, or commit "
+                      "it under another name\n  mv {} {}/checkpoints/NAME",
+                      target.name(), incoming, shell_word(incoming), shell_word(target.job_dir()));
   return make_error(error == EAGAIN ? Code::kUnavailable : Code::kInvalidArgument,
                     "{} was not committed: {}\nNothing is lost: {} {} and commit it with\n  mv {} "
                     "{}/checkpoints/{}",
-                    target.name(), reason.text(error), error == EAGAIN ? "keep" : "mend", incoming,
+                    target.name(), why, error == EAGAIN ? "keep" : "mend", incoming,
                     shell_word(incoming), shell_word(target.job_dir()),
                     error == EAGAIN ? "" : layout_hint(target, options));
 }
@@ -303,21 +323,20 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(auto list, files_of(options));
   PTC_TRY(refuse_special_files(list, options.directory));
 
-  std::string incoming = target.job_dir() + "/incoming/" + target.checkpoint;
-  PTC_TRY(prepare(target, incoming, options));
+  PTC_TRY(auto staging, prepare(target, options));
   Progress progress("importing " + target.name(), list.bytes);
-  auto copied = copy_files(list, incoming, progress);
+  auto copied = copy_files(list, staging.inside(), progress);
   progress.finish();
-  if (copied) copied = write_layout(incoming, options.layout);
+  if (copied) copied = write_layout(staging.inside(), options.layout);
   if (!copied) {
-    if (was_removed(target, incoming)) return removed_meanwhile(target, incoming);
+    if (!staging.is_at_its_name()) return taken_meanwhile(target, staging);
     // Half a copy is of no use, and may be what fills the store.
-    (void)remove_tree(AT_FDCWD, incoming);
-    return std::move(copied).error();
+    staging.remove();
+    return staging.named(std::move(copied).error());
   }
   double copy_seconds = progress.seconds();
   Progress commit_time("");
-  PTC_TRY(commit(target, incoming, options));
+  PTC_TRY(commit(target, staging, options));
   double commit_seconds = commit_time.seconds();
   if (options.move) remove_sources(list);
 

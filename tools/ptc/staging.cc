@@ -1,0 +1,118 @@
+#include "tools/ptc/staging.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <random>
+#include <utility>
+
+namespace ptc::cli {
+namespace {
+
+constexpr size_t kMostOfName = 200;  // there is room for the rest in a name of 255 bytes
+constexpr int kTries = 100;          // others make and remove it, too
+
+bool rename_with(unsigned flags, const std::string& source, const std::string& target) {
+  return ::renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), flags) == 0;
+}
+
+std::string own_name(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  std::random_device random;
+  return fmt::format("{}.import-{:08x}{:08x}", path.substr(0, name + kMostOfName), random(),
+                     random());
+}
+
+}  // namespace
+
+Staging::Identity Staging::of(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return {};
+  return {info.st_dev, info.st_ino};
+}
+
+Result<Staging> Staging::make(std::string path, bool force) {
+  Staging staging;
+  staging.own_ = own_name(path);
+  const std::string& own = staging.own_;
+  if (::mkdir(own.c_str(), 0777) != 0) return errno_error(errno, "making " + path);
+  auto failed = [&](Error error) {
+    ::rmdir(own.c_str());
+    return error;
+  };
+  auto directory = open_file(AT_FDCWD, own, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (!directory) return failed(std::move(directory).error());
+  staging.directory_ = std::move(directory).value();
+  staging.identity_ = of(own);
+  staging.wanted_ = staging.path_ = std::move(path);
+  for (int tries = 0;; ++tries) {
+    if (rename_with(RENAME_NOREPLACE, own, staging.path_)) return staging;
+    int error = errno;
+    if (error == EEXIST && force && rename_with(RENAME_EXCHANGE, own, staging.path_)) {
+      auto removed = remove_tree(AT_FDCWD, own);
+      if (removed) return staging;
+      // Somebody commits it just now.
+      if (staging.is_at_its_name()) (void)rename_with(RENAME_EXCHANGE, own, staging.path_);
+      return failed(std::move(removed).error());
+    }
+    if (error == EEXIST && force && (errno == ENOENT || errno == EEXIST) && tries < kTries)
+      continue;
+    if (error == EEXIST && !force)
+      return failed(Error(Code::kAlreadyExists, staging.path_ + " is there"));
+    return failed(errno_error(errno, "making " + staging.path_));
+  }
+}
+
+std::string Staging::inside() const { return fmt::format("/proc/self/fd/{}", directory_.get()); }
+
+bool Staging::is_at_its_name() const { return of(path_) == identity_; }
+
+Error Staging::named(Error error) const {
+  std::string message = error.message();
+  const std::string hidden = inside();
+  for (size_t at; (at = message.find(hidden)) != std::string::npos;)
+    message.replace(at, hidden.size(), path_);
+  return Error(error.code(), std::move(message), error.errno_value());
+}
+
+Result<> Staging::begin_commit() {
+  if (::mkdir(own_.c_str(), 0777) != 0) return errno_error(errno, "making " + own_);
+  placeholder_ = of(own_);
+  const bool exchanged = rename_with(RENAME_EXCHANGE, own_, wanted_);
+  if (exchanged && of(own_) == identity_) {
+    path_ = own_;
+    return ok();
+  }
+  // It is of somebody else by now.
+  if (exchanged) (void)rename_with(RENAME_EXCHANGE, own_, wanted_);
+  ::rmdir(own_.c_str());
+  return make_error(Code::kConflict, "{} was removed or replaced", wanted_);
+}
+
+void Staging::end_commit() {
+  const bool kept = of(wanted_) == placeholder_;
+  if (of(own_) != identity_) {
+    if (kept) {
+      ::rmdir(wanted_.c_str());
+      ::unlink((wanted_ + ".error").c_str());  // of an earlier attempt
+    }
+    path_ = wanted_;
+    return;
+  }
+  if (!(kept && rename_with(RENAME_EXCHANGE, own_, wanted_)) &&
+      !rename_with(RENAME_NOREPLACE, own_, wanted_))
+    return;
+  if (kept) ::rmdir(own_.c_str());
+  (void)::rename((own_ + ".error").c_str(), (wanted_ + ".error").c_str());
+  path_ = wanted_;
+}
+
+void Staging::remove() {
+  if (is_at_its_name()) (void)remove_tree(AT_FDCWD, path_);
+}
+
+}  // namespace ptc::cli
