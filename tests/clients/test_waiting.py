@@ -193,5 +193,51 @@ class StoppedSource(unittest.TestCase):
             other.process.wait(timeout=30)
 
 
+class SealedDirectory(mount.TestCase):
+    """What is being committed is sealed; who would write it waits for a moment, on a thread that answers others, too."""
+    OPENERS = 48
+
+    def test_few_wait_for_it(self):
+        job = self.new_job()
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        wanted, held = (job.incoming("base") + f"/rank/0/{name}" for name in ("wanted", "held"))
+        models.write_file(wanted, "x")
+        stop, refused, waiting = threading.Event(), [0], []
+
+        def commit_in_vain():
+            while not stop.is_set():
+                mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base"))
+
+        def open_it():
+            while not stop.is_set():
+                try:
+                    os.close(os.open(wanted, os.O_WRONLY))
+                except OSError as error:
+                    self.assertEqual(error.errno, errno.EBUSY)
+                    refused[0] += 1
+                stop.wait(0.2)
+        with open(held, "w", encoding="utf-8"):  # so that a commit looks for a while whether it is closed
+            threads = [threading.Thread(target=commit_in_vain)] + [threading.Thread(target=open_it) for _ in range(self.OPENERS)]
+            for thread in threads:
+                thread.start()
+            try:
+                until = time.monotonic() + 5
+                while time.monotonic() < until:
+                    mount.within(PROMPT, os.mkdir, f"{self.mount.path}/made")
+                    mount.within(PROMPT, os.rmdir, f"{self.mount.path}/made")
+                    requests = mount.within(PROMPT, mount.read_json, self.mount.path + "/.ptc/requests")["requests"]
+                    time.sleep(0.02)
+                    waiting.append(sum(one["operation"] == "open" and one["age_ms"] >= 100 for one in requests))
+            finally:
+                stop.set()
+                for thread in threads:
+                    thread.join()
+        waiting = sorted(number for number in waiting if number > 0)
+        self.assertGreater(refused[0], 0)
+        self.assertGreater(len(waiting), 0)
+        # Of a job four wait; others are answered at once, as far as the machine has time for that.
+        self.assertLessEqual(waiting[len(waiting) // 2], 4, waiting)
+
+
 if __name__ == "__main__":
     mount.main()
