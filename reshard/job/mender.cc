@@ -259,15 +259,16 @@ Mender::Mended Mender::mend(const CheckpointRecord& record, const StoredState& s
 Result<> Mender::note_mended(const std::string& name, const std::string& id) {
   for (int tries = 1;; ++tries) {
     const Result<bool> decided = decisions_.count_mending(name, id);
-    if (decided.has_value() && !decided.value()) return ok();  // it was removed
     {
       MutexLock lock(mutex_);
       if (decided.has_value()) {
-        to_refresh_.insert(name);
-        not_said_.erase(name);
+        if (decided.value()) to_refresh_.insert(name);  // else it was removed
+        if (const auto known = not_said_.find(name);
+            known != not_said_.end() && known->second == id)
+          not_said_.erase(known);
         return ok();
       }
-      not_said_.emplace(name, id);  // nobody would find the damage any more
+      not_said_.insert_or_assign(name, id);  // nobody would find the damage any more
     }
     if (decided.error().code() != Code::kConflict || tries >= kTries) return decided.error();
     PTC_TRY(sync_about_(id));
@@ -303,7 +304,10 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
     const Mended mended = mend(record, *record.where, found, stop);
     // What was asked of a node that did not answer may have been done.
     if (!mended.right.empty() || mended.not_now) {
-      PTC_TRY(note_mended(name, record.id));
+      if (Result<> noted = note_mended(name, record.id); noted.has_error()) {
+        place_.services.mending_wanted();  // to say so later
+        return std::move(noted).error();
+      }
     }
     if (!mended.never.empty()) {
       PTC_TRY(bool done, take_out(name, record, mended.never, fences));

@@ -328,6 +328,33 @@ TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
   }
 }
 
+/// What was mended while nothing could be decided is told as soon as it can be, without anybody
+/// asking for it; of a checkpoint that is gone by then there is nothing to tell.
+TEST_F(DamageTest, WhatCouldNotBeToldIsToldLaterOrForgotten) {
+  commit_with_copies(1);
+  std::atomic<bool> away = false;
+  cluster_.refuses = [&](const std::string& node, const MetaTransaction&) -> std::optional<Error> {
+    if (!away || node != "w0") return std::nullopt;
+    return make_error(Code::kUnavailable, "etcd does not answer");
+  };
+  const auto mend_in_vain = [&] {
+    flip_last_byte(image_file(holder_of(1), 1));
+    away = true;
+    EXPECT_TRUE(cluster_.job(0, "job")->repair("base").has_error());
+  };
+  mend_in_vain();
+  away = false;
+  for (unsigned each : {0u, 1u, 2u})
+    EXPECT_TRUE(becomes([&] { return cluster_.job(each, "job")->numbers().mendings == 1u; }));
+
+  mend_in_vain();
+  ASSERT_TRUE(cluster_.job(1, "job")->remove_checkpoint("base").has_value());
+  EXPECT_TRUE(becomes([&] { return cluster_.job(0, "job")->find_checkpoint("base") == nullptr; }));
+  away = false;
+  EXPECT_TRUE(becomes([&] { return cluster_.job(0, "job")->see_to_damage(); }))
+      << "nothing is tried again for ever";
+}
+
 /// One that is taken out, for there is nothing left to mend, goes only while those live who have
 /// the rest, and as they were when that was read.
 TEST_F(DamageTest, NoneIsTakenOutButForOthersThatLive) {
