@@ -18,10 +18,10 @@
 #include "tools/ptc/command.h"
 #include "tools/ptc/copy_tree.h"
 #include "tools/ptc/fields.h"
+#include "tools/ptc/incoming_dir.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/staging.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -177,14 +177,14 @@ Result<> check_not_committed(const Target& target) {
 }
 
 /// Makes room for the copy: the job, and a fresh incoming/<name>.
-Result<Staging> prepare(const Target& target, const ImportOptions& options) {
+Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) {
   if (!exists(target.job_dir())) {
     if (::mkdir(target.job_dir().c_str(), 0777) == 0) fmt::print("{}: new job\n", target.job);
     else if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
   }
   PTC_TRY(check_not_committed(target));
   const std::string incoming = target.job_dir() + "/incoming/" + target.checkpoint;
-  auto staging = Staging::make(incoming, options.force);
+  auto staging = IncomingDir::make(incoming, options.force);
   if (!staging && staging.error().code() == Code::kAlreadyExists)
     return make_error(
         Code::kAlreadyExists,
@@ -229,7 +229,7 @@ bool goes_on(const Target& target, Progress& progress) {
 }
 
 /// What became of a copy that has not its name any more.
-Error taken_meanwhile(const Target& target, const Staging& staging) {
+Error taken_meanwhile(const Target& target, const IncomingDir& staging) {
   if (exists(staging.path()))
     return make_error(
         Code::kConflict,
@@ -255,7 +255,7 @@ std::string layout_hint(const Target& target, const ImportOptions& options) {
 
 /// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
 /// completes it.
-Result<> commit(const Target& target, Staging& staging, const ImportOptions& options) {
+Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions& options) {
   if (auto taken = staging.begin_commit(); !taken)
     return staging.is_at_its_name() ? taken : taken_meanwhile(target, staging);
   const std::string own = staging.path();

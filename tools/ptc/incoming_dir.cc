@@ -1,4 +1,4 @@
-#include "tools/ptc/staging.h"
+#include "tools/ptc/incoming_dir.h"
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -13,8 +13,8 @@
 namespace ptc::cli {
 namespace {
 
-constexpr size_t kMostOfName = 200;  // there is room for the rest in a name of 255 bytes
-constexpr int kTries = 100;          // others make and remove it, too
+constexpr size_t kMostOfName = 200;        // there is room for the rest in a name of 255 bytes
+constexpr int kTriesToTakeItsPlace = 100;  // others make and remove it, too
 
 bool rename_with(unsigned flags, const std::string& source, const std::string& target) {
   return ::renameat2(AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), flags) == 0;
@@ -29,14 +29,14 @@ std::string own_name(const std::string& path) {
 
 }  // namespace
 
-Staging::Identity Staging::of(const std::string& path) {
+IncomingDir::Identity IncomingDir::of(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return {};
   return {info.st_dev, info.st_ino};
 }
 
-Result<Staging> Staging::make(std::string path, bool force) {
-  Staging staging;
+Result<IncomingDir> IncomingDir::make(std::string path, bool force) {
+  IncomingDir staging;
   staging.own_ = own_name(path);
   const std::string& own = staging.own_;
   if (::mkdir(own.c_str(), 0777) != 0) return errno_error(errno, "making " + path);
@@ -59,7 +59,8 @@ Result<Staging> Staging::make(std::string path, bool force) {
       if (staging.is_at_its_name()) (void)rename_with(RENAME_EXCHANGE, own, staging.path_);
       return failed(std::move(removed).error());
     }
-    if (error == EEXIST && force && (errno == ENOENT || errno == EEXIST) && tries < kTries)
+    if (error == EEXIST && force && (errno == ENOENT || errno == EEXIST) &&
+        tries < kTriesToTakeItsPlace)
       continue;
     if (error == EEXIST && !force)
       return failed(Error(Code::kAlreadyExists, staging.path_ + " is there"));
@@ -67,11 +68,13 @@ Result<Staging> Staging::make(std::string path, bool force) {
   }
 }
 
-std::string Staging::inside() const { return fmt::format("/proc/self/fd/{}", directory_.get()); }
+std::string IncomingDir::inside() const {
+  return fmt::format("/proc/self/fd/{}", directory_.get());
+}
 
-bool Staging::is_at_its_name() const { return of(path_) == identity_; }
+bool IncomingDir::is_at_its_name() const { return of(path_) == identity_; }
 
-Error Staging::named(Error error) const {
+Error IncomingDir::named(Error error) const {
   std::string message = error.message();
   const std::string hidden = inside();
   for (size_t at; (at = message.find(hidden)) != std::string::npos;)
@@ -79,7 +82,7 @@ Error Staging::named(Error error) const {
   return Error(error.code(), std::move(message), error.errno_value());
 }
 
-Result<> Staging::begin_commit() {
+Result<> IncomingDir::begin_commit() {
   if (::mkdir(own_.c_str(), 0777) != 0) return errno_error(errno, "making " + own_);
   placeholder_ = of(own_);
   const bool exchanged = rename_with(RENAME_EXCHANGE, own_, wanted_);
@@ -93,7 +96,7 @@ Result<> Staging::begin_commit() {
   return make_error(Code::kConflict, "{} was removed or replaced", wanted_);
 }
 
-void Staging::end_commit() {
+void IncomingDir::end_commit() {
   const bool kept = of(wanted_) == placeholder_;
   if (of(own_) != identity_) {
     if (kept) {
@@ -111,7 +114,7 @@ void Staging::end_commit() {
   path_ = wanted_;
 }
 
-void Staging::remove() {
+void IncomingDir::remove() {
   if (is_at_its_name()) (void)remove_tree(AT_FDCWD, path_);
 }
 

@@ -14,10 +14,10 @@
 namespace ptc::cli {
 
 /// Threads: one.
-class Staging {
+class IncomingDir {
  public:
   /// Makes it; `force`: in the place of what is there, which is removed. kAlreadyExists.
-  static Result<Staging> make(std::string path, bool force);
+  static Result<IncomingDir> make(std::string path, bool force);
 
   /// Its name: another one between begin_commit() and end_commit(), and after that where its own
   /// was taken.
