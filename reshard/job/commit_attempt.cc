@@ -541,7 +541,7 @@ Result<> CommitAttempt::decide_once() {
       known.sequence = {sequence, committed};
       known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
       if (in_place) known.in_force = {next, committed};
-      known.forget_error(printable("commit of " + label_, 4096));
+      known.forget_error(printable("commit of " + label_, 4096) + " refused: ");
     });
   } catch (const std::exception& error) {  // no memory: it was decided, and is looked for again
     return make_error(Code::kInDoubt, "{} was committed as {}, but: {}", label_, name_,

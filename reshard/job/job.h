@@ -213,7 +213,7 @@ class Job {
   /// verify() at leisure (Pace), and repair() where something is found; status.json says so.
   Result<> look_over(const std::string& checkpoint);
   /// Another node has.
-  void note_looked_over(const std::string& id, std::string_view text);
+  void note_looked_over(const std::string& id, std::string_view text, int64_t meta_revision);
   /// Mends what verify() found and other copies have right, and sees to caches here that may hold
   /// what was mended. False: not all could be done, call it again.
   bool see_to_damage();

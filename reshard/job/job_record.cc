@@ -130,7 +130,8 @@ Result<> take(JobRecord& record, const std::string& what, const MetaEntry& entry
         Agreed<CheckpointEntry>{std::move(checkpoint), entry.revision});
   } else if (what.starts_with(kLookedOver)) {
     if (auto looked = LookedOver::from_text(entry.value))
-      record.looked_over.insert_or_assign(what.substr(kLookedOver.size()), *std::move(looked));
+      record.looked_over.insert_or_assign(what.substr(kLookedOver.size()),
+                                          Agreed<LookedOver>{*std::move(looked), entry.revision});
   }
   return ok();
 }
@@ -278,6 +279,10 @@ void JobDecision::put(const LayoutSpec& spec) {
 
 void JobDecision::put(std::string_view checkpoint, const CheckpointEntry& entry) {
   put_text(std::string(kCheckpoints).append(checkpoint), text_of(entry));
+}
+
+void JobDecision::rests_on_looked_over(std::string_view id, int64_t meta_revision) {
+  rests_on_key(key(kLookedOver).append(id), meta_revision);
 }
 
 void JobDecision::put_looked_over(std::string_view id, const LookedOver& looked) {

@@ -101,7 +101,7 @@ struct JobRecord {
   std::optional<std::string> rules_text;
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;              // by name
   std::map<std::string, Agreed<CheckpointEntry>, std::less<>> checkpoints;  // by name
-  std::map<std::string, LookedOver> looked_over;  // by CheckpointEntry::id
+  std::map<std::string, Agreed<LookedOver>> looked_over;  // by CheckpointEntry::id
 
   /// Errors: kNotFound: there is no such job; kCorrupt, with the key: not what a decision wrote;
   /// kUnavailable.
@@ -128,6 +128,7 @@ class JobDecision {
   /// What was read of other keys, of nodes for one.
   void rests_on_key(std::string key, int64_t meta_revision);
   void rests_on_keys(const std::vector<MetaTransaction::Compare>& others);
+  void rests_on_looked_over(std::string_view id, int64_t meta_revision);
   void rests_on_no_checkpoint(std::string_view name);  // of this name
 
   /// The job itself, of which there is none yet.

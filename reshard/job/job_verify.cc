@@ -103,11 +103,12 @@ bool Job::see_to_damage() {
 
 uint64_t Job::stored_bytes_here() const { return bytes_on(impl_->place.node_key()); }
 
-void Job::note_looked_over(const std::string& id, std::string_view text) {
+void Job::note_looked_over(const std::string& id, std::string_view text, int64_t meta_revision) {
   std::optional<LookedOver> looked = LookedOver::from_text(text);
   if (!looked) return;
   const std::set<std::string> news = impl_->knowledge.update([&](KnownJob& known) {
-    known.looked_over.insert_or_assign(id, *std::move(looked));
+    Agreed<LookedOver>& latest = known.looked_over[id];
+    if (latest.meta_revision < meta_revision) latest = {*std::move(looked), meta_revision};
     return known.show_damage(impl_->services.reads_damaged);
   });
   if (news.empty()) return;

@@ -52,7 +52,7 @@ struct KnownJob {
   std::map<std::string, LayoutSpec, std::less<>> custom_specs;       // by name
   std::map<std::string, CheckpointRecord, std::less<>> checkpoints;  // by name
   std::map<std::string, Unreadable, std::less<>> damaged;            // that could not be loaded
-  std::map<std::string, LookedOver> looked_over;                     // by checkpoint id
+  std::map<std::string, Agreed<LookedOver>> looked_over;             // by checkpoint id
   std::vector<std::string> alive;    // nodes, as the stored states know them
   std::vector<std::string> drained;  // nodes that shall hold nothing (drain.h)
   /// The two as they were when all that follows from them had been read again: stored states are

@@ -354,10 +354,11 @@ Result<bool> Mender::take_out(const std::string& name, const CheckpointRecord& s
 Result<Findings> Mender::repair_and_tell(const std::string& name, std::stop_token stop) {
   PTC_TRY(auto record, verifier_.find(name));
   PTC_TRY(check_member(*place_.services.cluster));
+  const int64_t before = last_look(record.id);
   PTC_TRY(auto found, repair(name, std::move(stop)));
   refresh_everywhere(name);
   // What was decided about it meanwhile is looked at once more.
-  if (note_looked_over(name, record, found).has_error()) note_damage(name);
+  if (note_looked_over(name, record, before, found).has_error()) note_damage(name);
   return found;
 }
 
@@ -429,6 +430,7 @@ Result<> Mender::look_over(const std::string& name) {
   PTC_TRY(auto record, verifier_.find(name));
   if (const std::vector<std::string> lost = record.checkpoint->lost_tensors(); !lost.empty())
     return make_error(Code::kUnavailable, "{} tensors are not within reach", lost.size());
+  const int64_t before = last_look(record.id);
   PTC_TRY(auto found, verifier_.examine(record, place_.services.pace));
   if (!found.good()) {
     PTC_TRY(check_member(*place_.services.cluster));
@@ -437,7 +439,7 @@ Result<> Mender::look_over(const std::string& name) {
     if (mended.has_error()) note_damage(name);  // it is tried again, and not as often as one looks
     PTC_TRY(found, std::move(mended));
   }
-  return note_looked_over(name, record, std::move(found));
+  return note_looked_over(name, record, before, std::move(found));
 }
 
 void Mender::note_damage(const std::string& name) {
@@ -481,9 +483,15 @@ bool Mender::mend_noted() {
   return to_mend_.empty();
 }
 
+int64_t Mender::last_look(const std::string& id) const {
+  const JobKnowledge::Snapshot now = knowledge_.now();
+  const auto look = now->looked_over.find(id);
+  return look != now->looked_over.end() ? look->second.meta_revision : 0;
+}
+
 /// status.json says so, of all nodes.
 Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecord& record,
-                                  Findings found) {
+                                  int64_t before, Findings found) {
   LookedOver looked{now_ns(),   std::move(found.beyond),   std::move(found.replaced), found.away,
                     /*more=*/0, std::move(found.not_right)};
   for (const std::string& what : looked.found)
@@ -499,7 +507,13 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
     if (known == now->checkpoints.end() || known->second.id != record.id)
       return ok();  // it was removed
     decision.rests_on(name, known->second);
-    for (const auto& [id, before] : now->looked_over)
+    // What another look found wrong, after this one had read it, is not right again by this one.
+    if (const auto last = now->looked_over.find(record.id); last != now->looked_over.end()) {
+      if (last->second.meta_revision != before && last->second.not_right != looked.not_right)
+        return make_error(Code::kBusy, "another look has found something else meanwhile");
+      decision.rests_on_looked_over(record.id, last->second.meta_revision);
+    }
+    for (const auto& [id, look] : now->looked_over)
       if (forgotten.size() < kMostForgotten && now->find_id(id) == nullptr) forgotten.push_back(id);
   }
   for (const std::string& id : forgotten) decision.forget_looked_over(id);
@@ -507,9 +521,10 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
   Result<int64_t> written = place_.commit(std::move(decision));
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
-  PTC_TRY(std::move(written));
+  PTC_TRY(const int64_t revision, std::move(written));
   note_to_refresh(knowledge_.update([&](KnownJob& known) {
-    known.looked_over.insert_or_assign(record.id, std::move(looked));
+    Agreed<LookedOver>& latest = known.looked_over[record.id];
+    if (latest.meta_revision < revision) latest = {std::move(looked), revision};
     for (const std::string& id : forgotten) known.looked_over.erase(id);
     return known.show_damage(place_.services.reads_damaged);
   }));

@@ -73,7 +73,10 @@ class Mender {
   void refresh_everywhere(const std::string& name);
 
  private:
-  Result<> note_looked_over(const std::string& name, const CheckpointRecord& record,
+  /// Revision of the last look that is known; 0: none.
+  int64_t last_look(const std::string& id) const;
+  /// `before`: the last look when this one began. kBusy: another, or a decision, says otherwise.
+  Result<> note_looked_over(const std::string& name, const CheckpointRecord& record, int64_t before,
                             Findings found);
   /// What became of damaged images, by their numbers; of those in neither list `not_now` says why.
   struct Mended {

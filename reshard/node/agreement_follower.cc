@@ -265,7 +265,7 @@ bool AgreementFollower::note_looked_over(const MetaEvent& event) {
   if (!event.key.starts_with("jobs/") || at == std::string::npos) return false;
   const JobRef job = jobs_.find(std::string_view(event.key).substr(5, at - 5));
   if (job != nullptr && event.value)
-    job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value);
+    job->note_looked_over(event.key.substr(at + kWhat.size()), *event.value, event.revision);
   return true;
 }
 

@@ -415,6 +415,34 @@ TEST_F(DamageTest, WhatDescribesACheckpointIsTakenAnewWhereItHasChanged) {
   expect_everywhere({0, 1, 2}, spec_of(spec_text_));
 }
 
+/// A look takes long: what another one finds wrong, of what this one has read already, stays so.
+TEST_F(DamageTest, WhatAnotherLookFoundMeanwhileIsNotRightAgain) {
+  commit_with_copies(0);
+  const unsigned holder = holder_of(1), looks = (holder + 1) % 3, other = (holder + 2) % 3;
+  const std::string file = image_file(holder, 1);
+  const auto damaged = [&](unsigned node) {
+    return !cluster_.job(node, "job")->find_checkpoint("base")->damage()->none();
+  };
+  std::atomic<bool> once = false;
+  cluster_.breaks = [&](const std::string& asking, const std::string& node, std::string_view method,
+                        const std::string&) {
+    if (asking != LocalCluster::name(looks) || node != LocalCluster::name(holder) ||
+        method != "job/examine" || once.exchange(true))
+      return false;
+    flip_last_byte(file);
+    EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_error());
+    EXPECT_TRUE(becomes([&] { return damaged(looks); }));
+    return false;
+  };
+  const Result<> looked = cluster_.job(looks, "job")->look_over("base");
+  EXPECT_TRUE(once);
+  ASSERT_TRUE(looked.has_error());
+  EXPECT_EQ(looked.error().code(), Code::kBusy);
+  for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(damaged(node)) << node;
+  EXPECT_TRUE(cluster_.job(looks, "job")->look_over("base").has_value()) << "the next finds it";
+  for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(damaged(node)) << node;
+}
+
 /// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is
 /// found right again; what lies beside it is.
 TEST_F(DamageTest, WhatIsRightNowhereIsNotReadOnceItIsKnown) {

@@ -77,7 +77,7 @@ TEST_F(JobRecordTest, IsReadAsItWasWritten) {
   EXPECT_EQ(record.custom_specs.begin()->second, custom);
   ASSERT_TRUE(record.checkpoints.contains("step1"));
   EXPECT_EQ(static_cast<const CheckpointEntry&>(record.checkpoints.find("step1")->second), entry);
-  EXPECT_EQ(record.looked_over.at("cafe"), looked);
+  EXPECT_EQ(static_cast<const LookedOver&>(record.looked_over.at("cafe")), looked);
   EXPECT_EQ(*record.attributes.all, attributes);
   EXPECT_EQ(record.rules_text, "{}");
   for (const int64_t known :
