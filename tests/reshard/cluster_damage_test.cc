@@ -421,7 +421,8 @@ TEST_F(DamageTest, WhatAnotherLookFoundMeanwhileIsNotRightAgain) {
   const unsigned holder = holder_of(1), looks = (holder + 1) % 3, other = (holder + 2) % 3;
   const std::string file = image_file(holder, 1);
   const auto damaged = [&](unsigned node) {
-    return !cluster_.job(node, "job")->find_checkpoint("base")->damage()->none();
+    const auto damage = cluster_.job(node, "job")->find_checkpoint("base")->damage();
+    return damage != nullptr && !damage->none();
   };
   std::atomic<bool> once = false;
   cluster_.breaks = [&](const std::string& asking, const std::string& node, std::string_view method,
