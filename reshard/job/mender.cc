@@ -293,7 +293,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
     size_t done_after_all = 0;
     {
       MutexLock lock(mutex_);
-      if (const auto doubt = in_doubt_.extract(name); !doubt.empty())
+      if (const auto doubt = in_doubt_.extract(record.id); !doubt.empty())
         done_after_all = doubt.mapped() - std::min(doubt.mapped(), found.replaceable.size());
     }
     knowledge_.update([&](KnownJob& known) { known.counts.damaged_mended += done_after_all; });
@@ -327,7 +327,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
     place_.services.mending_wanted();
     if (mended.not_now) {
       MutexLock lock(mutex_);
-      in_doubt_[name] = found.replaceable.size() - mended.right.size() - mended.never.size();
+      in_doubt_[record.id] = found.replaceable.size() - mended.right.size() - mended.never.size();
     }
     if (mended.not_now)
       return Error(*mended.not_now)

@@ -116,7 +116,7 @@ class Mender {
   };
   std::map<std::string, Noted> to_mend_ PTC_GUARDED_BY(mutex_);  // by name
   std::set<std::string> to_refresh_ PTC_GUARDED_BY(mutex_);
-  /// By name, how many damaged images may have been mended by nodes that did not answer.
+  /// By checkpoint id, how many damaged images may have been mended by nodes that did not answer.
   std::map<std::string, size_t> in_doubt_ PTC_GUARDED_BY(mutex_);
   std::map<std::string, std::string> not_said_
       PTC_GUARDED_BY(mutex_);  // that were mended, which is not decided yet; name → id
