@@ -117,6 +117,8 @@ TEST_F(LostTest, OthersOfItsJobAreCommittedLookedOverAndMended) {
     ASSERT_TRUE(verified.has_error());
     EXPECT_THAT(verified.error().message(), HasSubstr("w2"));
     EXPECT_TRUE(becomes([&] { return asked->verify("next").has_value(); })) << "in the background";
+    // What mends it looks at it once more: only then is it damaged again.
+    EXPECT_TRUE(asked->repair("next").has_value());
   }
   damage();
   const Result<std::string> mended = job->repair("next");

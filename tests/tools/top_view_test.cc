@@ -45,7 +45,8 @@ TopSample sample() {
       "lookup": {"requests": 85}}})");
   sample.nodes =
       object(R"({"nodes": [{"name": "w1", "state": "up", "memory_total_bytes": 1073741824,
-      "memory_used_bytes": 1048576, "materialised_bytes": 512}]})");
+      "memory_used_bytes": 1048576, "materialised_bytes": 512,
+      "heard_seconds_ago": 0}]})");
   sample.requests = object(R"({"requests": [{}, {}]})");
   sample.taken = std::chrono::steady_clock::time_point(std::chrono::seconds(100));
   return sample;
@@ -68,7 +69,7 @@ TEST(TopView, ShowsNodesThatAreAwayAndMissingCopies) {
   TopSample now = sample();
   now.nodes = object(R"({"nodes": [
       {"name": "w1", "state": "up", "memory_total_bytes": 1073741824, "memory_used_bytes": 1048576,
-       "materialised_bytes": 512,
+       "materialised_bytes": 512, "heard_seconds_ago": 0.2,
        "traffic": {"sent_bytes": 1024, "received_bytes": 2048, "checksum_failures": 3, "retries": 4}},
       {"name": "w2", "state": "away", "since": "2001-02-03T04:05:06.123Z", "materialised_bytes": 1048576,
        "drain": {"bytes_left": 1048576}}],
