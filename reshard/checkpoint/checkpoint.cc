@@ -300,12 +300,12 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
         it != held.end() &&
         (file.boxes ? i < found.boxes.size() &&
                           is_within(found.boxes[i], model().tensors()[it->second.tensor].shape)
-                    : it->second.part.local_shape == entry.shape);
+                    : it->second.part->local_shape == entry.shape);
     if (!known)
       return make_error(Code::kCorrupt, "{}: tensor '{}' is not the one in the manifest", file.path,
                         entry.name);
     layout.arrays.push_back({it->second.tensor, entry.offset,
-                             file.boxes ? box_alone(found.boxes[i]) : it->second.part});
+                             file.boxes ? SharedPart(box_alone(found.boxes[i])) : it->second.part});
   }
   for (uint32_t i = 0; i < manifest().padding.size(); ++i) {
     const Padding& pad = manifest().padding[i];
@@ -314,8 +314,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
       if (layout.arrays[a].tensor != pad.tensor) continue;
       ArraySlot slot = layout.arrays[a];
       slot.tensor = model().tensors().size() + i;
-      slot.part.pieces = {{Box::whole(pad.local.extent), pad.local.offset}};
-      slot.part.flat.reset();
+      slot.part = {slot.part->local_shape, {{Box::whole(pad.local.extent), pad.local.offset}}};
       layout.arrays.push_back(std::move(slot));
     }
   }
@@ -471,7 +470,7 @@ struct Checkpoint::LaidOut {
                                        const std::vector<Model::Held>& held) {
     auto file = std::make_shared<File>(File{stage, path, {}, {}});
     for (const Model::Held& part : held)
-      file->arrays.emplace_back(part.tensor, part.part.local_shape);
+      file->arrays.emplace_back(part.tensor, part.part->local_shape);
     return file;
   }
   static size_t hash_of(const File& file) {
@@ -522,7 +521,7 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   for (const Model::Held& part : held)
     arrays.push_back({names != nullptr ? (*names)[arrays.size()]
                                        : model().local_name(part.tensor, spec, state.pp),
-                      model().tensors()[part.tensor].dtype, part.part.local_shape, arrays.size()});
+                      model().tensors()[part.tensor].dtype, part.part->local_shape, arrays.size()});
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;
   std::vector<NewArgument> arguments;

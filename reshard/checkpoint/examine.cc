@@ -192,7 +192,7 @@ class Examination {
       std::vector<const Box*> pieces;
       for (const ArraySlot& other : layout.arrays)
         if (other.tensor == slot.tensor)
-          for (const Piece& piece : other.part.pieces)
+          for (const Piece& piece : other.part->pieces)
             if (damaged.all || std::any_of(wrong.begin(), wrong.end(), [&](const Box* box) {
                   return is_in(*box, piece.global);
                 }))
@@ -360,7 +360,7 @@ json::value to_json(const CommonCuts& cuts, const StoredState& stored,
   std::set<const Box*> said;
   for (const uint32_t image : images)
     for (const ArraySlot& slot : stored.layouts()[image].arrays)
-      for (const Piece& piece : slot.part.pieces)
+      for (const Piece& piece : slot.part->pieces)
         for (const Box* cell : cuts.of(slot.tensor, piece.global))
           if (said.insert(cell).second)
             list.push_back(

@@ -535,7 +535,7 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
         path = model_path.substr(0, model_path.find('/') + 1) + path;
       }
       PTC_TRY(set->add_npy(std::move(path), part.tensor,
-                           std::make_unique<const SubTensor>(std::move(part.part))));
+                           std::make_unique<const SubTensor>(*part.part)));
     }
     set->finish();
     return FileSetRef(std::move(set));

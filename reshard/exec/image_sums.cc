@@ -10,12 +10,12 @@ Result<ImageSums> ImageSums::make(const ImageLayout& layout, const SummedTensors
     const ArraySlot& slot = layout.arrays[number];
     const bool other_name = is_other_name(layout.arrays, number);
     const TensorFacts& facts = tensors.facts[slot.tensor];
-    PTC_TRY(auto elements, num_elements(slot.part.local_shape));
+    PTC_TRY(auto elements, num_elements(slot.part->local_shape));
     uint64_t bytes = elements * dtype_bits(facts.dtype) / 8;
     if (slot.byte_offset > layout.bytes || bytes > layout.bytes - slot.byte_offset)
       return make_error(Code::kCorrupt, "an image has {} bytes, {} are needed", layout.bytes,
                         slot.byte_offset + bytes);
-    for (const Piece& piece : slot.part.pieces) {
+    for (const Piece& piece : slot.part->pieces) {
       if (piece.global.empty()) continue;
       std::vector<const Box*> boxes = tensors.cuts.of(slot.tensor, piece.global);
       if (boxes.empty()) boxes.push_back(&piece.global);

@@ -138,7 +138,7 @@ Result<> PartMaker::compare(const CheckpointRecord& record, const StoredState& s
     bool wanted = false;
     for (const ArraySlot& slot : stored.layouts()[i].arrays) {
       if (there[slot.tensor].empty()) continue;
-      for (const Piece& piece : slot.part.pieces) {
+      for (const Piece& piece : slot.part->pieces) {
         std::vector<const Box*> boxes = change.cuts.of(slot.tensor, piece.global);
         if (boxes.empty() && !piece.global.empty()) boxes.push_back(&piece.global);
         for (const Box* box : boxes) wanted = there[slot.tensor].insert(*box).second || wanted;

@@ -27,7 +27,7 @@ bool is_on(const StoredState& stored, const StateFile& target) {
       return true;
   }
   return std::all_of(file.arrays.begin(), file.arrays.end(), [&](const ArraySlot& slot) {
-    return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
+    return std::all_of(slot.part->pieces.begin(), slot.part->pieces.end(), [&](const Piece& piece) {
       return stored.index().missing_in_memory(slot.tensor, file.node, file.memory,
                                               {piece.global}) == 0;
     });

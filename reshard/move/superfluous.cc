@@ -81,7 +81,7 @@ class Superfluous {
                (!of_its_state || files[member.image]->owner == stored_.images[i].state);
       };
       for (const ArraySlot& slot : held.arrays)
-        for (const Piece& piece : slot.part.pieces) {
+        for (const Piece& piece : slot.part->pieces) {
           if (stays_[i] || piece.global.empty()) continue;
           index.for_each_overlapping(slot.tensor, piece.global,
                                      [&](const SourceIndex::Held& wanted, const Box&) {
@@ -131,7 +131,7 @@ class Superfluous {
     const SourceIndex index(left, element_bits_);
     for (const StateFile& file : placed_)
       for (const ArraySlot& slot : file.layout.arrays)
-        for (const Piece& piece : slot.part.pieces)
+        for (const Piece& piece : slot.part->pieces)
           if (index.missing_in_memory(slot.tensor, file.layout.node, file.layout.memory,
                                       {piece.global}) > 0)
             return false;

@@ -118,10 +118,20 @@ class Choices::Maker {
     Kind kind{target, {}, {}, {}};
     const SharedVector<ArraySlot>& arrays = all_.targets_[target].arrays;
     kind.wants.reserve(arrays.size());
+    looked_.clear();
     for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
       if (is_other_name(arrays, slot)) continue;
       const uint32_t tensor = arrays[slot].tensor;
-      const std::vector<Piece>& pieces = arrays[slot].part.pieces;
+      const auto [known, is_new] =
+          looked_.try_emplace(AlikePart(source_, arrays[slot]), kind.wants.size(), 0);
+      auto& [first_want, wants] = known->second;
+      for (size_t i = 0; i < wants; ++i) {
+        Want& want = kind.wants.emplace_back(kind.wants[first_want + i]);
+        want.slot = slot;
+        want.tensor = tensor;
+      }
+      if (!is_new) continue;
+      const std::vector<Piece>& pieces = arrays[slot].part->pieces;
       for (uint32_t piece = 0; piece < pieces.size(); ++piece) {
         const Box& whole = pieces[piece].global;
         if (whole.empty()) continue;
@@ -134,11 +144,13 @@ class Choices::Maker {
             kind.sets.push_back(held.set);
           }
           disjoint.add(held, common);
-          kind.candidates.push_back({&held, source_.bytes_of(tensor, common), number});
+          kind.candidates.push_back(
+              {source_.number_of(tensor, held), source_.bytes_of(tensor, common), number});
           ++want.count;
         });
         want.simple = disjoint.fill() && source_.element_bits(tensor) % 8 == 0;
         kind.wants.push_back(want);
+        ++wants;
       }
     }
     for (const uint32_t set : kind.sets) set_numbers_[set] = kNone;
@@ -249,7 +261,8 @@ class Choices::Maker {
         loads_.take_elsewhere(image, candidate.bytes);
         all_.choices_.push_back(image);
         if (list == kNone) continue;
-        add_arrival(list, number, want, *candidate.held, common_of(target, want, candidate));
+        add_arrival(list, number, want, all_.held_of(want, candidate),
+                    common_of(target, want, candidate));
       }
     }
     return ok();
@@ -265,7 +278,7 @@ class Choices::Maker {
     for (uint32_t i = 0; i < want.count; ++i) {
       Candidate& candidate = kind.candidates[want.first + i];
       if (!here_[candidate.set].empty()) continue;
-      const auto of_held = arrivals_of_.find(key_of(list, *candidate.held));
+      const auto of_held = arrivals_of_.find(key_of(list, all_.held_of(want, candidate)));
       if (of_held == arrivals_of_.end()) continue;
       const Box& part = *common_of(target, want, candidate);
       for (uint32_t a = of_held->second.first; a != kNone; a = all_.arrivals_[a].next) {
@@ -286,7 +299,7 @@ class Choices::Maker {
     arrived_.clear();
     if (list == kNone || !has_arrivals_[list]) return;
     for (uint32_t i = 0; i < want.count; ++i) {
-      const Held& held = *kind.candidates[want.first + i].held;
+      const Held& held = all_.held_of(want, kind.candidates[want.first + i]);
       const auto of_held = arrivals_of_.find(key_of(list, held));
       if (of_held == arrivals_of_.end()) continue;
       for (uint32_t a = of_held->second.first; a != kNone; a = all_.arrivals_[a].next)
@@ -302,7 +315,7 @@ class Choices::Maker {
     if (want.count == 1 && want.simple) return &box;
     if (candidate.common == kNone) {
       candidate.common = static_cast<uint32_t>(all_.boxes_.size());
-      all_.boxes_.push_back(*intersect(source_.box(*candidate.held), box));
+      all_.boxes_.push_back(*intersect(source_.box(all_.held_of(want, candidate)), box));
     }
     return &all_.boxes_[candidate.common];
   }
@@ -324,7 +337,7 @@ class Choices::Maker {
   Result<> cover(uint32_t number, Kind& kind, const Want& want, uint32_t list) {
     const ImageLayout& target = all_.targets_[number];
     const ArraySlot& slot = target.arrays[want.slot];
-    const Piece& piece = slot.part.pieces[want.piece];
+    const Piece& piece = slot.part->pieces[want.piece];
     const uint32_t bits = source_.element_bits(want.tensor);
     const size_t first_taken = all_.taken_.size();
     wanted_.assign(1, piece.global);
@@ -333,9 +346,11 @@ class Choices::Maker {
       const std::span<const Member> here = here_[candidate.set];
       const Member member =
           here.empty() ? loads_.least_elsewhere(kind.sets[candidate.set]) : loads_.least_here(here);
-      const SourceIndex::Holder& holder = source_.holder(*candidate.held, member.holder);
+      const SourceIndex::Holder& holder =
+          source_.holder(all_.held_of(want, candidate), member.holder);
       return take_common(
-          wanted_, left_, source_.box(*candidate.held), [&](const Box& common) -> Result<> {
+          wanted_, left_, source_.box(all_.held_of(want, candidate)),
+          [&](const Box& common) -> Result<> {
             PTC_TRY(check_bytes(source_.slot(holder), source_.piece(holder), slot, piece, common));
             const uint64_t bytes = source_.bytes_of(want.tensor, common);
             all_.taken_.push_back({i, member.image, bytes});
@@ -346,7 +361,7 @@ class Choices::Maker {
             loads_.take_elsewhere(member.image, bytes);
             if (list == kNone) return ok();
             const Box* whole = common_of(target, want, candidate);
-            add_arrival(list, number, want, *candidate.held,
+            add_arrival(list, number, want, all_.held_of(want, candidate),
                         common == *whole ? whole : keep(common));
             return ok();
           });
@@ -402,6 +417,8 @@ class Choices::Maker {
   std::vector<std::span<const Member>> here_;  // by set of the kind that is looked at
   std::vector<uint32_t> arrived_;              // of the want that is looked at
   std::vector<Box> wanted_, left_;
+  /// Of the kind that is made: the first want and their number.
+  std::unordered_map<AlikePart, std::pair<size_t, size_t>, AlikePartHash> looked_;
 };
 
 Result<std::shared_ptr<const Choices>> Choices::make(const SourceIndex& source,
@@ -415,7 +432,7 @@ Result<std::shared_ptr<const Choices>> Choices::make(const SourceIndex& source,
 
 Choices::From Choices::from_arrival(const Arrival& arrival) const {
   const ArraySlot& slot = targets_[arrival.target].arrays[arrival.slot];
-  return {slot, part_of(slot.part.pieces[arrival.piece], *arrival.box)};
+  return {slot, part_of(slot.part->pieces[arrival.piece], *arrival.box)};
 }
 
 Choices::From Choices::from(const Held& held, uint32_t choice) const {
@@ -431,8 +448,8 @@ Choices::From Choices::from(const Held& held, uint32_t choice) const {
 Result<Transfer> Choices::transfer(const ImageLayout& target, const Want& want,
                                    const Candidate& candidate, uint32_t choice) const {
   const ArraySlot& slot = target.arrays[want.slot];
-  const Piece& piece = slot.part.pieces[want.piece];
-  const Held& held = *candidate.held;
+  const Piece& piece = slot.part->pieces[want.piece];
+  const Held& held = held_of(want, candidate);
   const Box common = want.count == 1 ? piece.global : *intersect(source_.box(held), piece.global);
   const From source = from(held, choice);
   Transfer transfer;
@@ -445,11 +462,12 @@ Result<Transfer> Choices::transfer(const ImageLayout& target, const Want& want,
 Result<> Choices::make_taken(const ImageLayout& target, const Kind& kind, const Want& want,
                              std::span<const Taken> taken, std::vector<Transfer>& transfers) const {
   const ArraySlot& slot = target.arrays[want.slot];
-  const Piece& piece = slot.part.pieces[want.piece];
+  const Piece& piece = slot.part->pieces[want.piece];
   std::vector<Box> wanted{piece.global}, left;
   while (!taken.empty()) {
     const Taken& one = taken.front();
-    const From source = from(*kind.candidates[want.first + one.candidate].held, one.choice);
+    const From source =
+        from(held_of(want, kind.candidates[want.first + one.candidate]), one.choice);
     size_t count = 0;
     PTC_TRY(take_common(wanted, left, source.piece.global, [&](const Box& common) -> Result<> {
       Transfer& transfer = transfers.emplace_back();

@@ -1,9 +1,10 @@
 // From which holder each box of each target comes.
 //
 // What is the same for all copies of a file (the boxes that it needs, and who has them) is looked
-// up once for each *kind* of target, those that share their arrays; for each copy only the choice
-// is left, one number a box. Transfers are made of these when somebody asks: a node asks for its
-// own. The load of each holder, which decides the choices, is that of all targets before.
+// up once for each *kind* of target, those that share their arrays, and there once for parts of
+// alike tensors; for each copy only the choice is left, one number a box. Transfers are made of
+// these when somebody asks: a node asks for its own. The load of each holder, which decides the
+// choices, is that of all targets before.
 //
 // Cost: O(n log n) in the boxes of all kinds of targets and their overlaps, and for each copy
 // O(log holders) a box, with some 8 bytes of memory; 16 where boxes overlap each other.
@@ -59,7 +60,7 @@ class Choices {
   using Held = SourceIndex::Held;
   static constexpr uint32_t kNone = UINT32_MAX;
   struct Candidate {
-    const Held* held;
+    uint32_t held;  // SourceIndex::held() of the want's tensor
     uint64_t bytes;
     uint32_t set;             // its number in Kind::sets
     uint32_t common = kNone;  // what it has of the want, in boxes_, once that was asked for
@@ -67,7 +68,7 @@ class Choices {
   /// A piece of an array.
   struct Want {
     uint32_t slot, piece;
-    uint32_t first, count;  // candidates
+    uint32_t first, count;  // candidates; those of equal parts of alike tensors are the same
     uint32_t tensor;
     /// They have nothing in common and fill it: each is taken whole, in whatever order.
     bool simple;
@@ -118,8 +119,11 @@ class Choices {
   /// Appends the transfers of what was taken in order.
   Result<> make_taken(const ImageLayout& target, const Kind& kind, const Want& want,
                       std::span<const Taken> taken, std::vector<Transfer>& transfers) const;
+  const Held& held_of(const Want& want, const Candidate& candidate) const {
+    return source_.held(want.tensor, candidate.held);
+  }
   const Box& box_of(const ImageLayout& target, const Want& want) const {
-    return target.arrays[want.slot].part.pieces[want.piece].global;
+    return target.arrays[want.slot].part->pieces[want.piece].global;
   }
 
   const SourceIndex& source_;

@@ -98,7 +98,7 @@ CommonCuts CommonCuts::between(const std::vector<const ImageLayout*>& layouts, s
   for (const ImageLayout* layout : layouts) {
     if (!known.insert(layout->arrays.begin()).second) continue;
     for (const ArraySlot& slot : layout->arrays)
-      for (const Piece& piece : slot.part.pieces)
+      for (const Piece& piece : slot.part->pieces)
         if (!piece.global.empty()) held[slot.tensor].insert(piece.global);
   }
   CommonCuts cuts;

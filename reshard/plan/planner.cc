@@ -36,12 +36,19 @@ class Identities {
         hashes_.try_emplace(std::pair(image.arrays.begin(), image.literals.pieces().data()), 0);
     if (is_new) {
       size_t& hash = known->second;
-      for (const Literals::Piece& piece : image.literals.pieces())
-        hash = (hash ^ std::hash<std::string>{}(piece.bytes)) * kFactor + piece.offset;
+      hash = hash_of(image.literals);
       for (const ArraySlot& slot : image.arrays)
         hash = (hash ^ slot.tensor ^ (slot.byte_offset << 20)) * kFactor;
     }
     return (known->second ^ image.bytes ^ size_t{image.node} << 32) * kFactor;
+  }
+  /// Files that were laid out alike share these.
+  size_t hash_of(const Literals& literals) {
+    const auto [known, is_new] = literal_hashes_.try_emplace(literals.pieces().data(), 0);
+    size_t& hash = known->second;
+    for (const Literals::Piece& piece : literals.pieces())
+      if (is_new) hash = (hash ^ std::hash<std::string>{}(piece.bytes)) * kFactor + piece.offset;
+    return hash;
   }
   bool same(const ImageLayout& a, const ImageLayout& b) {
     if (a.node != b.node || a.memory != b.memory || a.bytes != b.bytes) return false;
@@ -65,6 +72,7 @@ class Identities {
   std::span<const ImageLayout> images_;
   std::vector<bool> taken_;
   std::unordered_map<Things, size_t, ThingsHash> hashes_;
+  std::unordered_map<const Literals::Piece*, size_t> literal_hashes_;
   std::unordered_multimap<size_t, uint32_t> by_hash_;
   std::pair<Things, Things> last_same_;  // targets that are copies follow each other
 };

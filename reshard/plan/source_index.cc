@@ -1,6 +1,7 @@
 #include "reshard/plan/source_index.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 
 namespace ptc {
@@ -22,12 +23,12 @@ bool before(const Dims& a, const Dims& b) {
 bool is_other_name(const SharedVector<ArraySlot>& arrays, size_t number) {
   if (number == 0) return false;
   const ArraySlot &slot = arrays[number], &before = arrays[number - 1];
-  if (slot.byte_offset != before.byte_offset || slot.part.pieces.empty() ||
-      before.part.pieces.empty())
+  if (slot.byte_offset != before.byte_offset || slot.part->pieces.empty() ||
+      before.part->pieces.empty())
     return false;
-  const Piece &piece = slot.part.pieces.front(), &other = before.part.pieces.front();
+  const Piece &piece = slot.part->pieces.front(), &other = before.part->pieces.front();
   // Padding lies in the array that it pads, elsewhere than that one's pieces.
-  return slot.part.local_shape == before.part.local_shape &&
+  return slot.part->local_shape == before.part->local_shape &&
          piece.local_offset == other.local_offset && !piece.global.empty() && !other.global.empty();
 }
 
@@ -35,7 +36,7 @@ void sort_arrays(std::vector<ArraySlot>& arrays) {
   // What covers nothing begins where another begins, and comes before it.
   auto key = [&](const ArraySlot& slot) {
     uint64_t elements = 0;
-    for (const Piece& piece : slot.part.pieces) elements += piece.global.volume();
+    for (const Piece& piece : slot.part->pieces) elements += piece.global.volume();
     return std::pair(slot.byte_offset, elements == 0 ? 0 : UINT64_MAX - elements);
   };
   std::stable_sort(arrays.begin(), arrays.end(),
@@ -57,6 +58,59 @@ Result<StridedCopy> copy_between(const ArraySlot& source, const Piece& source_pi
       common.extent, element_bits);
 }
 
+/// How tensors were put in order of which others have the very same boxes.
+class SourceIndex::Cuts {
+ public:
+  explicit Cuts(SourceIndex& index) : index_(index) {}
+
+  void index(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder) {
+    if (holders.empty()) return;
+    boxes_.clear();
+    size_t hash = holders.size();
+    for (const Holder& holder : holders) {
+      boxes_.push_back(&index_.piece(holder).global);
+      hash = (hash ^ reinterpret_cast<uintptr_t>(boxes_.back())) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
+    const auto [begin, end] = by_hash_.equal_range(hash);
+    for (auto it = begin; it != end; ++it)
+      if (it->second.boxes == boxes_) return copy(it->second, tensor, holders, first_holder);
+    Cut& cut = by_hash_.emplace(hash, Cut{boxes_, {}, tensor, first_holder})->second;
+    cut.order.resize(holders.size());
+    std::iota(cut.order.begin(), cut.order.end(), 0);
+    // C order of the first elements is that of the offsets. Holders come by kind.
+    std::stable_sort(cut.order.begin(), cut.order.end(), [&](uint32_t a, uint32_t b) {
+      const Box &box_a = *boxes_[a], &box_b = *boxes_[b];
+      if (box_a.offset != box_b.offset) return before(box_a.offset, box_b.offset);
+      return box_a.extent != box_b.extent && before(box_a.extent, box_b.extent);
+    });
+    put_in_order(cut, holders);
+    index_.index_tensor(tensor, holders, first_holder);
+  }
+
+ private:
+  struct Cut {
+    std::vector<const Box*> boxes;  // of its holders, by kind
+    std::vector<uint32_t> order;    // of these
+    const Tensor& tensor;
+    uint32_t first_holder;
+  };
+  void put_in_order(const Cut& cut, std::span<Holder> holders) {
+    by_kind_.assign(holders.begin(), holders.end());
+    for (size_t i = 0; i < holders.size(); ++i) holders[i] = by_kind_[cut.order[i]];
+  }
+  void copy(const Cut& cut, Tensor& tensor, std::span<Holder> holders, uint32_t first_holder) {
+    put_in_order(cut, holders);
+    tensor = cut.tensor;
+    for (Held& held : tensor.held) held.first_holder += first_holder - cut.first_holder;
+  }
+
+  SourceIndex& index_;
+  std::unordered_multimap<size_t, Cut> by_hash_;
+  std::vector<const Box*> boxes_;
+  std::vector<Holder> by_kind_;
+};
+
 SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits)
     : images_(images), element_bits_(std::move(element_bits)), tensors_(element_bits_.size()) {
   std::unordered_map<const ArraySlot*, uint32_t> known;
@@ -75,7 +129,7 @@ SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_
     for (uint32_t kind = 0; kind < kinds_.size(); ++kind) {
       const SharedVector<ArraySlot>& arrays = images_[kinds_[kind]].arrays;
       for (uint32_t slot = 0; slot < arrays.size(); ++slot) {
-        const std::vector<Piece>& pieces = arrays[slot].part.pieces;
+        const std::vector<Piece>& pieces = arrays[slot].part->pieces;
         for (uint32_t piece = 0; piece < pieces.size(); ++piece)
           if (!pieces[piece].global.empty()) visit(arrays[slot].tensor, Holder{kind, slot, piece});
       }
@@ -87,13 +141,16 @@ SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_
   for_each_holder(
       [&](uint32_t tensor, const Holder& holder) { holders_[next[tensor]++] = holder; });
   uint32_t begin = 0;
+  Cuts cuts(*this);
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
-    index_tensor(tensors_[tensor], std::span(holders_).subspan(begin, next[tensor] - begin), begin);
+    cuts.index(tensors_[tensor], std::span(holders_).subspan(begin, next[tensor] - begin), begin);
     begin = next[tensor];
   }
   make_sets(images_of_kind);
+  find_alike();
 }
 
+/// Of holders in their order.
 void SourceIndex::index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder) {
   if (holders.empty()) return;
   Dims extent(piece(holders.front()).global.axes());
@@ -105,12 +162,6 @@ void SourceIndex::index_tensor(Tensor& tensor, std::span<Holder> holders, uint32
   tensor.strides = Dims(extent.size(), 1);
   for (size_t axis = extent.size(); axis-- > 1;)
     tensor.strides[axis - 1] = tensor.strides[axis] * extent[axis];
-  // C order of the first elements is that of the offsets. Holders come by kind.
-  std::stable_sort(holders.begin(), holders.end(), [&](const Holder& a, const Holder& b) {
-    const Box &box_a = piece(a).global, &box_b = piece(b).global;
-    if (box_a.offset != box_b.offset) return before(box_a.offset, box_b.offset);
-    return box_a.extent != box_b.extent && before(box_a.extent, box_b.extent);
-  });
   for (uint32_t i = 0; i < holders.size(); ++i) {
     const Box& here = piece(holders[i]).global;
     if (!tensor.held.empty() && box(tensor.held.back()) == here) {
@@ -169,6 +220,31 @@ void SourceIndex::make_sets(const std::vector<std::vector<uint32_t>>& images_of_
     }
 }
 
+void SourceIndex::find_alike() {
+  std::unordered_multimap<size_t, uint32_t> by_hash;  // the first of those that are alike
+  auto same = [&](uint32_t a, uint32_t b) {
+    const std::vector<Held>&of_a = tensors_[a].held, &of_b = tensors_[b].held;
+    return element_bits_[a] == element_bits_[b] &&
+           std::equal(of_a.begin(), of_a.end(), of_b.begin(), of_b.end(),
+                      [&](const Held& x, const Held& y) {
+                        const Box &box_x = box(x), &box_y = box(y);
+                        return x.set == y.set && (&box_x == &box_y || box_x == box_y);
+                      });
+  };
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    size_t hash = element_bits_[tensor];
+    for (const Held& held : tensors_[tensor].held) {
+      hash = (hash ^ held.begin ^ uint64_t{held.set} << 40) * 0x9e3779b97f4a7c15u + held.end;
+      hash ^= hash >> 32;
+    }
+    const auto [begin, end] = by_hash.equal_range(hash);
+    auto known = begin;
+    while (known != end && !same(known->second, tensor)) ++known;
+    if (known == end) by_hash.emplace(hash, tensor);
+    alike_.push_back(known == end ? tensor : known->second);
+  }
+}
+
 std::span<const SourceIndex::Member> SourceIndex::members_on(uint32_t set_number,
                                                              uint32_t node) const {
   const Set& set = sets_[set_number];
@@ -202,7 +278,7 @@ Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target)
   for (uint32_t number = 0; number < target.arrays.size(); ++number) {
     if (is_other_name(target.arrays, number)) continue;
     const ArraySlot& target_slot = target.arrays[number];
-    for (const Piece& target_piece : target_slot.part.pieces) {
+    for (const Piece& target_piece : target_slot.part->pieces) {
       if (target_piece.global.empty()) continue;
       candidates.clear();
       size_t local = 0;
@@ -287,12 +363,19 @@ uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) c
 SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
   HeldOf result;
   std::vector<std::pair<uint32_t, uint64_t>> by_set;  // few
+  struct Repeats {
+    uint32_t tensor;  // one of those that are alike
+    uint64_t times = 0;
+  };
+  std::unordered_map<AlikePart, Repeats, AlikePartHash> parts;
   for (const ArraySlot& slot : file.arrays)
-    for (const Piece& piece : slot.part.pieces) {
-      result.all += bytes_of(slot.tensor, piece.global);
+    ++parts.try_emplace(AlikePart(*this, slot), Repeats{slot.tensor}).first->second.times;
+  for (const auto& [part, repeats] : parts)
+    for (const Piece& piece : part.part->pieces) {
+      result.all += repeats.times * bytes_of(repeats.tensor, piece.global);
       if (piece.global.empty()) continue;
-      for_each_overlapping(slot.tensor, piece.global, [&](const Held& held, const Box& common) {
-        const uint64_t bytes = bytes_of(slot.tensor, common);
+      for_each_overlapping(repeats.tensor, piece.global, [&](const Held& held, const Box& common) {
+        const uint64_t bytes = repeats.times * bytes_of(repeats.tensor, common);
         if (by_set.empty() || by_set.back().first != held.set) by_set.emplace_back(held.set, 0);
         by_set.back().second += bytes;
       });

@@ -8,6 +8,9 @@
 // Boxes are found by the interval of their elements' numbers in C order: what tp (on the first
 // axis), FSDP and ZeRO-1 cut are intervals that hardly overlap.
 //
+// Tensors of which equal boxes are held by equal sets, as of a stage's layers and a rank's experts,
+// are *alike*: what is found of a part of one is true of the same part of the others.
+//
 // Cost: O(n log n) in the boxes of all kinds, and the images in all sets.
 #pragma once
 
@@ -24,6 +27,7 @@
 #include "store/base/memory_place.h"
 #include "store/tensor/box.h"
 #include "store/tensor/packed_copy.h"
+#include "store/tensor/shared_part.h"
 
 namespace ptc {
 
@@ -31,7 +35,7 @@ namespace ptc {
 struct ArraySlot {
   uint32_t tensor = 0;
   uint64_t byte_offset = 0;
-  SubTensor part;
+  SharedPart part;
   friend bool operator==(const ArraySlot&, const ArraySlot&) = default;
 };
 
@@ -124,6 +128,12 @@ class SourceIndex {
     uint32_t image;
     uint32_t holder;
   };
+  /// Tensors with equal numbers have equal held() but for holders, and elements of as many bits.
+  uint32_t alike(uint32_t tensor) const { return alike_[tensor]; }
+  const Held& held(uint32_t tensor, uint32_t number) const { return tensors_[tensor].held[number]; }
+  uint32_t number_of(uint32_t tensor, const Held& held) const {
+    return static_cast<uint32_t>(&held - tensors_[tensor].held.data());
+  }
   size_t sets() const { return sets_.size(); }
   /// By image.
   std::span<const Member> members(uint32_t set) const { return sets_[set].members; }
@@ -136,7 +146,7 @@ class SourceIndex {
   const ArraySlot& slot(const Holder& holder) const {
     return images_[kinds_[holder.kind]].arrays[holder.slot];
   }
-  const Piece& piece(const Holder& holder) const { return slot(holder).part.pieces[holder.piece]; }
+  const Piece& piece(const Holder& holder) const { return slot(holder).part->pieces[holder.piece]; }
   const Box& box(const Held& held) const { return piece(holders_[held.first_holder]).global; }
   /// visit(Held, Box: what they have in common), in C order.
   template <class Visit>
@@ -148,6 +158,7 @@ class SourceIndex {
     std::vector<Held> held;       // by begin
     std::vector<uint64_t> reach;  // greatest end of held[0 … i]
   };
+  class Cuts;
   struct Set {
     std::vector<Member> members;  // by image
     std::vector<uint32_t> nodes;  // ascending
@@ -162,11 +173,13 @@ class SourceIndex {
   uint64_t missing_if(uint32_t tensor, const std::vector<Box>& wanted, auto&& counts) const;
   void index_tensor(Tensor& tensor, std::span<Holder> holders, uint32_t first_holder);
   void make_sets(const std::vector<std::vector<uint32_t>>& images_of_kind);
+  void find_alike();
 
   std::span<const ImageLayout> images_;
   std::vector<uint8_t> element_bits_;
   std::vector<uint32_t> kinds_;  // by kind: an image of it
   std::vector<Tensor> tensors_;
+  std::vector<uint32_t> alike_;  // by tensor: the first of those that are
   std::vector<Holder> holders_;  // by tensor, then as its `held`
   std::vector<Set> sets_;
 };
@@ -179,6 +192,22 @@ void SourceIndex::for_each_overlapping(uint32_t tensor, const Box& wanted, Visit
     if (const std::optional<Box> common = intersect(box(index.held[i]), wanted))
       visit(index.held[i], *common);
 }
+
+/// Of what a part of a tensor has in common with what is held, what is true of alike tensors too.
+struct AlikePart {
+  uint32_t alike;  // SourceIndex::alike()
+  const SubTensor* part;
+  AlikePart(const SourceIndex& index, const ArraySlot& slot)
+      : alike(index.alike(slot.tensor)), part(&*slot.part) {}
+  friend bool operator==(const AlikePart&, const AlikePart&) = default;
+};
+struct AlikePartHash {
+  size_t operator()(const AlikePart& one) const {
+    return (reinterpret_cast<uintptr_t>(one.part) ^ uint64_t{one.alike} << 40) *
+               0x9e3779b97f4a7c15u >>
+           20;
+  }
+};
 
 /// A box of it, and where that lies in the local array.
 Piece part_of(const Piece& whole, const Box& box);

@@ -1,6 +1,7 @@
 #include "reshard/ptc/model.h"
 
 #include <algorithm>
+#include <map>
 
 #include "reshard/ptc/model_bind.h"
 #include "store/tensor/strided_copy.h"
@@ -379,6 +380,49 @@ Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
       everywhere_.push_back(tensor);
     }
   }
+  find_alike();
+}
+
+/// All that Model::slice() looks at but the name, by which a tensor is on a stage and a rank's
+/// expert.
+void Model::Holdings::find_alike() {
+  std::map<std::vector<uint64_t>, uint32_t> numbers;
+  alike_.assign(model_.tensors_.size(), kAlone);
+  for (uint32_t tensor = 0; tensor < alike_.size(); ++tensor) {
+    const Bound& bound = model_.bound_[tensor];
+    if (bound.name.expert &&
+        (model_.experts_ % spec_.sizes.ep != 0 || *bound.name.expert >= model_.experts_))
+      continue;  // an error, or nobody's
+    std::vector<uint64_t> facts{reinterpret_cast<uintptr_t>(bound.rule), bound.cut,
+                                bound.one_element, model_.is_cut_over_dp(tensor, spec_)};
+    for (const uint32_t one : {tensor, bound.scales ? bound.follows : tensor}) {
+      const TensorInfo& info = model_.tensors_[one];
+      facts.insert(facts.end(), {dtype_bits(info.dtype), info.vocab_multiple, info.pad_single_rank,
+                                 model_.bound_[one].cut, info.shape.size()});
+      facts.insert(facts.end(), info.shape.begin(), info.shape.end());
+    }
+    alike_[tensor] = numbers.try_emplace(std::move(facts), numbers.size()).first->second;
+  }
+}
+
+/// Of a tensor that is looked at for this state.
+Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
+                                                           const StateCoords& state) const {
+  const Bound& bound = model_.bound_[tensor];
+  const uint64_t ep = bound.rule != nullptr && bound.rule->expert_axis ? state.ep : 0;
+  const uint64_t dp = model_.is_cut_over_dp(tensor, spec_) ? state.dp : 0;
+  const uint64_t number = state.tp + spec_.sizes.tp * (ep + spec_.sizes.ep * dp);
+  const uint64_t key = uint64_t{alike_[tensor]} << 32 | number;  // < kMaxWorldSize
+  if (alike_[tensor] != kAlone) {
+    MutexLock lock(mutex_);
+    if (const auto known = parts_.find(key); known != parts_.end())
+      return std::optional(known->second);
+  }
+  PTC_TRY(std::optional<SubTensor> part, model_.slice(tensor, spec_, state));
+  if (!part) return std::optional<SharedPart>();
+  if (alike_[tensor] == kAlone) return std::optional<SharedPart>(*std::move(part));
+  MutexLock lock(mutex_);
+  return std::optional(parts_.try_emplace(key, distinct_.one_of(*std::move(part))).first->second);
 }
 
 Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) const {
@@ -393,7 +437,7 @@ Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) c
   std::vector<Held> held;
   held.reserve(tensors.size());
   for (const uint32_t tensor : tensors) {
-    PTC_TRY(std::optional<SubTensor> part, model_.slice(tensor, spec_, state));
+    PTC_TRY(std::optional<SharedPart> part, part_of(tensor, state));
     if (part) held.push_back({tensor, *std::move(part)});
   }
   return held;

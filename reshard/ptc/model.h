@@ -8,14 +8,17 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/rule_set.h"
 #include "reshard/ptc/slicing.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/tensor/box.h"
 #include "store/tensor/dtype.h"
+#include "store/tensor/shared_part.h"
 
 namespace ptc {
 
@@ -130,13 +133,13 @@ class Model {
 
   struct Held {
     uint32_t tensor;
-    SubTensor part;
+    SharedPart part;
   };
   /// All that a state holds, in the order of tensors().
   Result<std::vector<Held>> hold(const LayoutSpec& spec, const StateCoords& state) const;
 
   /// The same for many states of one spec: tensors of other stages and other ranks' experts are not
-  /// looked at. The model outlives it. Threads: any.
+  /// looked at, and equal parts are made once and shared. The model outlives it. Threads: any.
   class Holdings {
    public:
     Holdings(const Model& model, LayoutSpec spec);
@@ -145,12 +148,21 @@ class Model {
     Result<std::vector<Held>> of(const StateCoords& state) const;
 
    private:
+    static constexpr uint32_t kAlone = UINT32_MAX;
+    void find_alike();
+    Result<std::optional<SharedPart>> part_of(uint32_t tensor, const StateCoords& state) const;
+
     const Model& model_;
     const LayoutSpec spec_;
     std::vector<uint32_t> everywhere_;               // tensors
     std::vector<std::vector<uint32_t>> of_stage_;    // those of all its expert ranks
     std::vector<std::vector<uint32_t>> of_experts_;  // by stage, then ep rank
     bool all_ = false;                               // each state is asked about each tensor
+    std::vector<uint32_t> alike_;  // by tensor: equal where a state's parts of both are; or kAlone
+    mutable Mutex mutex_;
+    /// By number in alike_ and the coordinates that count; those of some numbers are equal.
+    mutable std::unordered_map<uint64_t, SharedPart> parts_ PTC_GUARDED_BY(mutex_);
+    mutable DistinctParts distinct_ PTC_GUARDED_BY(mutex_);
   };
 
   /// The tensor's name in the files of a stage.

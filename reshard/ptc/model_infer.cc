@@ -548,7 +548,7 @@ Error Model::Inference::lacks(uint32_t rank, uint32_t tensor, size_t count) cons
 Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& held) {
   std::unordered_map<uint32_t, const SubTensor*> expected;
   expected.reserve(held.size());
-  for (const Held& each : held) expected.emplace(each.tensor, &each.part);
+  for (const Held& each : held) expected.emplace(each.tensor, &*each.part);
   const WrittenRank& writer = ranks_[rank];
   const StateCoords state = state_of(spec_, writer.coords);
   std::unordered_set<std::string_view> files;

@@ -42,7 +42,7 @@ std::vector<ImageLayout> images_of(const Model& model, const LayoutSpec& spec) {
     std::vector<Model::Held> all = model.hold(spec, state_at(spec, i)).value();
     for (Model::Held& held : all) {
       const DType dtype = model.tensors()[held.tensor].dtype;
-      const uint64_t bytes = array_bytes(held.part.local_shape, dtype).value();
+      const uint64_t bytes = array_bytes(held.part->local_shape, dtype).value();
       images[i].arrays.push_back({held.tensor, offset, std::move(held.part)});
       offset += bytes;
     }

@@ -103,9 +103,9 @@ TEST_F(DamageTest, PaddingThatIsNotZeroAnyMoreIsFound) {
   const StoredImage* flipped = nullptr;
   for (size_t i = 0; i < stored->images.size() && flipped == nullptr; ++i) {
     for (const ArraySlot& slot : stored->layouts()[i].arrays) {
-      const uint64_t elements = num_elements(slot.part.local_shape).value();
+      const uint64_t elements = num_elements(slot.part->local_shape).value();
       uint64_t held = 0;
-      for (const Piece& piece : slot.part.pieces) held += piece.global.volume();
+      for (const Piece& piece : slot.part->pieces) held += piece.global.volume();
       if (held == elements) continue;
       flipped = &stored->images[i];
       flip_byte(cluster_.store(flipped->node[1] - '0').images().directory() + "/" + flipped->id,

@@ -96,13 +96,13 @@ class PlacementTest : public ::testing::Test {
   uint64_t find_held(const StoredState& stored, const ImageLayout& file, const std::string& node) {
     uint64_t missing = 0;
     for (const ArraySlot& slot : file.arrays)
-      for (const Piece& piece : slot.part.pieces) {
+      for (const Piece& piece : slot.part->pieces) {
         missing += stored.index().bytes_of(slot.tensor, piece.global);
         std::vector<Box> seen;
         for (size_t i = 0; i < stored.images.size(); ++i) {
           if (stored.images[i].image == nullptr || stored.images[i].node != node) continue;
           for (const ArraySlot& other : stored.layouts()[i].arrays)
-            for (const Piece& its : other.part.pieces) {
+            for (const Piece& its : other.part->pieces) {
               if (other.tensor != slot.tensor || its.global.empty() || piece.global.empty() ||
                   std::find(seen.begin(), seen.end(), its.global) != seen.end())
                 continue;
@@ -294,7 +294,7 @@ TEST_F(PlacementTest, AChangeOfMemoryOnANodeIsACopyThere) {
   const auto count = std::count_if(files->begin(), files->end(), [](const StateFile& file) {
     return std::any_of(
         file.layout.arrays.begin(), file.layout.arrays.end(), [](const ArraySlot& slot) {
-          return std::any_of(slot.part.pieces.begin(), slot.part.pieces.end(),
+          return std::any_of(slot.part->pieces.begin(), slot.part->pieces.end(),
                              [](const Piece& piece) { return !piece.global.empty(); });
         });
   });  // others have nothing that could be anywhere

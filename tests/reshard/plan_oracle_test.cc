@@ -41,7 +41,7 @@ class SlowPlan {
       }
       for (uint32_t slot = 0; slot < wanted[i].arrays.size(); ++slot) {
         const auto before = arrivals_;
-        for (const Piece& piece : wanted[i].arrays[slot].part.pieces) plan(i, slot, piece, before);
+        for (const Piece& piece : wanted[i].arrays[slot].part->pieces) plan(i, slot, piece, before);
       }
       std::sort(transfers[i].begin(), transfers[i].end(), [](const auto& a, const auto& b) {
         return a.copy.target_offset < b.copy.target_offset;
@@ -73,8 +73,8 @@ class SlowPlan {
     std::map<decltype(order(piece.global)), std::vector<Holding>> boxes;
     for (uint32_t image = 0; image < held_.size(); ++image)
       for (uint32_t s = 0; s < held_[image].arrays.size(); ++s)
-        for (uint32_t p = 0; p < held_[image].arrays[s].part.pieces.size(); ++p) {
-          const Box& box = held_[image].arrays[s].part.pieces[p].global;
+        for (uint32_t p = 0; p < held_[image].arrays[s].part->pieces.size(); ++p) {
+          const Box& box = held_[image].arrays[s].part->pieces[p].global;
           if (held_[image].arrays[s].tensor == slot.tensor && !box.empty() &&
               intersect(box, piece.global))
             boxes[order(box)].push_back({image, s, p});
@@ -111,7 +111,7 @@ class SlowPlan {
               return load(a) < load(b);
             });
         const ArraySlot& source = held_[best.image].arrays[best.slot];
-        for (const Box& common : take(best.image, source, source.part.pieces[best.piece])) {
+        for (const Box& common : take(best.image, source, source.part->pieces[best.piece])) {
           const uint64_t bytes = common.volume() * bits_[slot.tensor] / 8;
           image_load_[best.image] += bytes;
           if (here) continue;
@@ -141,7 +141,7 @@ uint64_t least_moved(const std::vector<ImageLayout>& held, const std::vector<Ima
   using Element = std::tuple<uint32_t, uint32_t, uint64_t>;  // node, tensor, number
   auto elements = [&](const ImageLayout& image, std::set<Element>& all) {
     for (const ArraySlot& slot : image.arrays)
-      for (const Piece& piece : slot.part.pieces)
+      for (const Piece& piece : slot.part->pieces)
         for (uint64_t i = 0; i < piece.global.volume(); ++i) {
           uint64_t number = 0, rest = i;
           Dims at(piece.global.axes());
@@ -175,29 +175,38 @@ class RandomFiles {
       }
       shapes.push_back(shape);
     }
+    for (uint64_t count = below(3); count > 0; --count) {
+      like_.emplace(shapes.size(), below(shapes.size()));
+      bits.push_back(bits[like_[shapes.size()]]);
+      shapes.push_back(Shape(shapes[like_[shapes.size()]]));
+    }
   }
 
   /// All of every tensor in files, each cut in one way, and each file on some nodes of `nodes`.
   std::vector<ImageLayout> files(uint32_t first_node, uint32_t nodes, uint32_t copies) {
-    std::vector<std::vector<SubTensor>> parts;  // by tensor
+    std::vector<std::vector<SharedPart>> parts;  // by tensor
     size_t most = 1;
     for (uint32_t tensor = 0; tensor < shapes.size(); ++tensor) {
-      parts.push_back(cut(tensor));
+      const auto like = like_.find(tensor);
+      if (like != like_.end() && below(4) > 0) parts.emplace_back(parts[like->second]);
+      else parts.push_back(cut(tensor));
       most = std::max(most, parts.back().size());
     }
     std::vector<ImageLayout> all;
     const bool shared = below(2) == 0;  // copies share their arrays
+    const bool parts_shared = below(4) > 0;
     for (size_t number = 0; number < most; ++number) {
       std::vector<ArraySlot> slots;
       uint64_t bytes = 16;
       for (uint32_t tensor = 0; tensor < shapes.size(); ++tensor) {
         // Those that have fewer parts are in several files.
-        const SubTensor& part = parts[tensor][number % parts[tensor].size()];
+        SharedPart part = parts[tensor][number % parts[tensor].size()];
+        if (!parts_shared) part = SubTensor(*part);
         slots.push_back({tensor, bytes, part});
-        bytes += Box::whole(part.local_shape).volume() * bits[tensor] / 8 + below(2);
+        bytes += Box::whole(part->local_shape).volume() * bits[tensor] / 8 + below(2);
         if (below(8) > 0) continue;
         slots.push_back({tensor, bytes, part});  // a file may have it twice
-        bytes += Box::whole(part.local_shape).volume() * bits[tensor] / 8;
+        bytes += Box::whole(part->local_shape).volume() * bits[tensor] / 8;
       }
       const SharedVector<ArraySlot> arrays(slots);
       for (uint64_t copy = 0, count = 1 + below(copies); copy < count; ++copy) {
@@ -218,9 +227,9 @@ class RandomFiles {
  private:
   uint64_t below(uint64_t end) { return random_() % end; }
 
-  std::vector<SubTensor> cut(uint32_t tensor) {
+  std::vector<SharedPart> cut(uint32_t tensor) {
     const Shape& shape = shapes[tensor];
-    std::vector<SubTensor> parts{SubTensor::whole(shape)};
+    std::vector<SharedPart> parts{SubTensor::whole(shape)};
     if (shape.empty() || below(4) == 0) return parts;
     const uint64_t ranks = 1 + below(5), elements = Box::whole(shape).volume();
     const uint64_t way = bits[tensor] < 8 ? 0 : below(3);
@@ -245,6 +254,7 @@ class RandomFiles {
   }
 
   std::mt19937_64& random_;
+  std::map<size_t, size_t> like_;  // tensors, of the same shape as another
 };
 
 TEST(PlanOracle, PlansAreAsMadeSlowly) {

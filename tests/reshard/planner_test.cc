@@ -216,9 +216,9 @@ TEST(Planner, EveryTargetByteIsWrittenOnceWithTheRightByte) {
     auto content = [&](const ImageLayout& layout) {
       std::vector<uint32_t> bytes(layout.bytes, UINT32_MAX);
       const ArraySlot& slot = layout.arrays[0];
-      auto copy = make_strided_copy({0, shape}, slot.part.pieces[0].global.offset,
-                                    {slot.byte_offset, slot.part.local_shape},
-                                    slot.part.pieces[0].local_offset, slot.part.local_shape,
+      auto copy = make_strided_copy({0, shape}, slot.part->pieces[0].global.offset,
+                                    {slot.byte_offset, slot.part->local_shape},
+                                    slot.part->pieces[0].local_offset, slot.part->local_shape,
                                     element_bytes * 8)
                       .value();
       for_each_run(copy, [&](uint64_t from, uint64_t to, uint64_t count) {

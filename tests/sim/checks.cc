@@ -196,9 +196,10 @@ static size_t nodes_with_all_of(const StoredState& stored, const StoredImage& im
   size_t nodes = 0;
   for (uint32_t node = 0; node < stored.nodes.size(); ++node)
     nodes += std::all_of(layout.arrays.begin(), layout.arrays.end(), [&](const ArraySlot& slot) {
-      return std::all_of(slot.part.pieces.begin(), slot.part.pieces.end(), [&](const Piece& piece) {
-        return stored.index().missing_on_node(slot.tensor, node, {piece.global}) == 0;
-      });
+      return std::all_of(
+          slot.part->pieces.begin(), slot.part->pieces.end(), [&](const Piece& piece) {
+            return stored.index().missing_on_node(slot.tensor, node, {piece.global}) == 0;
+          });
     });
   return nodes;
 }
@@ -212,8 +213,8 @@ static bool stands_for_another(const StoredState& stored, const StoredImage& ima
   const auto overlap = [&](const StoredImage& a, const StoredImage& b) {
     for (const ArraySlot& one : stored.layouts()[&a - stored.images.data()].arrays)
       for (const ArraySlot& other : stored.layouts()[&b - stored.images.data()].arrays)
-        for (const Piece& piece : one.part.pieces)
-          for (const Piece& another : other.part.pieces)
+        for (const Piece& piece : one.part->pieces)
+          for (const Piece& another : other.part->pieces)
             if (one.tensor == other.tensor && piece.global == another.global) return true;
     return false;
   };

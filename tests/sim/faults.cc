@@ -20,7 +20,7 @@ std::optional<uint64_t> some_byte(const Checkpoint& checkpoint, const ImageLayou
   }
   const ArraySlot& slot = image.arrays[random() % image.arrays.size()];
   uint64_t elements = 1;
-  for (uint64_t extent : slot.part.local_shape) elements *= extent;
+  for (uint64_t extent : slot.part->local_shape) elements *= extent;
   const uint64_t bytes = elements * checkpoint.manifest().element_bits()[slot.tensor] / 8;
   if (bytes == 0) return std::nullopt;
   return slot.byte_offset + random() % bytes;

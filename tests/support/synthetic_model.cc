@@ -430,7 +430,7 @@ std::vector<WrittenRank> written_ranks(const Model& model, const LayoutSpec& spe
     for (const Model::Held& each : held.value()) {
       const TensorInfo& info = model.tensors()[each.tensor];
       rank.tensors.push_back({info.file, model.local_name(each.tensor, spec, rank.coords.pp),
-                              info.dtype, each.part.local_shape});
+                              info.dtype, each.part->local_shape});
     }
     ranks.push_back(std::move(rank));
   }
