@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "tests/support/random_model.h"
 #include "tests/support/synthetic_model.h"
@@ -49,6 +50,10 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
     covered.emplace_back(num_elements(info.shape).value());
   }
   const Model::Holdings holdings(model, spec);
+  const std::jthread another([&] {  // asks for the same parts at the same time
+    for (uint32_t index = state_count(spec); index-- > 0;)
+      EXPECT_TRUE(holdings.of(state_at(spec, index)).has_value());
+  });
   for (uint32_t index = 0; index < state_count(spec); ++index) {
     const StateCoords state = state_at(spec, index);
     ASSERT_EQ(state_index(spec, state), index);
