@@ -358,7 +358,7 @@ TEST_F(PlacementTest, CutsAreTheSameWhateverIsWithinReach) {
   const auto seen = change(true), unseen = change(false);
   ASSERT_FALSE(seen->targets.empty());
   EXPECT_EQ(seen->targets.size(), unseen->targets.size());
-  EXPECT_FALSE(seen->cuts.of(tensor).empty());
+  // None where ranks hold that half as it is.
   EXPECT_EQ(seen->cuts.of(tensor), unseen->cuts.of(tensor));
 }
 
