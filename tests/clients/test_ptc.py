@@ -213,6 +213,16 @@ class Ptc(mount.TestCase):
                     self.assertEqual(os.listdir(self.temporary("old")), ["config.json"])
                     self.assertEqual(mount.read_text(self.temporary("old/config.json")), "old")
 
+    def test_an_export_that_cannot_replace_what_is_there(self):
+        """One by one its files go into a directory that holds something: what went wrong on the way is not denied."""
+        job = self.import_model()
+        os.makedirs(self.temporary("old/model.safetensors/mine"))
+        done = self.mount.ptc("export", job.name, self.temporary("old"), "--hf", "--force", check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("has some of the new files beside those that were there", done.stderr)
+        self.assertEqual(os.listdir(self.temporary("old/model.safetensors")), ["mine"])
+        self.assertEqual([name for name in os.listdir(self.temporary("old")) if name.startswith(".ptc-export")], [])
+
     def test_an_export_that_is_interrupted(self):
         job = self.import_model()
         os.makedirs(self.temporary("there"), mode=0o750)

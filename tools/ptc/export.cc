@@ -141,13 +141,16 @@ class Interruptions {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-/// All or nothing.
-Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress) {
+/// All or nothing; `mixed`: it failed when files of a directory that was there were being replaced.
+Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress,
+                   bool& mixed) {
   const Interruptions noted;
   PTC_TRY(auto staged, StagedDirectory::make(options.destination));
   PTC_TRY(copy_files(list, staged.path(), progress, true, &interrupted));
   PTC_TRY(write_layout(options, staged.path()));
-  return staged.publish();
+  Result<> published = staged.publish();
+  mixed = published.has_error() && staged.is_inside();
+  return published;
 }
 
 std::string what_to_do(const Target& target, const Error& error) {
@@ -168,11 +171,15 @@ Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto list, files_of(target, options));
   PTC_TRY(check_destination(options.destination, list.bytes, options.force));
   Progress progress("exporting " + target.name(), list.bytes);
-  auto written = write_all(list, options, progress);
+  bool mixed = false;
+  auto written = write_all(list, options, progress, mixed);
   progress.finish();
   if (!written)
-    return make_error(written.error().code(), "{}. {} is as it was before{}",
-                      written.error().message(), options.destination,
+    return make_error(written.error().code(), "{}. {} {}{}", written.error().message(),
+                      options.destination,
+                      mixed ? "has some of the new files beside those that were there: export it "
+                              "again, or into an empty directory"
+                            : "is as it was before",
                       what_to_do(target, written.error()));
   double seconds = progress.seconds();
   fmt::print("{}: {} in {} file{} written to {} in {}\n", target.name(), format_size(list.bytes),

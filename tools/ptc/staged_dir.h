@@ -20,6 +20,8 @@ class StagedDirectory {
   ~StagedDirectory();
 
   const std::string& path() const { return path_; }
+  /// Whether its files go into a directory that is there, one by one.
+  bool is_inside() const { return inside_; }
 
   /// All files are durable already; names are, when this returns. The directory appears by one
   /// rename; in one that was there, each file by one, replacing what has its name.
