@@ -103,9 +103,15 @@ Scrubber::Scrubber(ScrubRate rate, Pace& pace,
       started_ns_(now_ns()),
       pace_(pace),
       jobs_(std::move(jobs)),
-      thread_([this](std::stop_token stop) { work(std::move(stop)); }) {}
+      mending_([this](std::stop_token stop) { mend(std::move(stop)); }),
+      looking_(rate.kind == ScrubRate::Kind::kOff
+                   ? std::jthread()
+                   : std::jthread([this](std::stop_token stop) { look_over(std::move(stop)); })) {}
 
-Scrubber::~Scrubber() { pace_.stop(); }
+Scrubber::~Scrubber() {
+  looking_.request_stop();
+  pace_.stop();
+}
 
 void Scrubber::wake() {
   MutexLock lock(mutex_);
@@ -113,22 +119,37 @@ void Scrubber::wake() {
   woken_.notify_all();
 }
 
-void Scrubber::work(std::stop_token stop) {
-  ::pthread_setname_np(::pthread_self(), "ptcfs-scrub");
+void Scrubber::mend(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-mend");
   bool again = false;  // not all damage could be seen to
-  bool idle = false;   // nothing is due to be looked over
   while (!stop.stop_requested()) {
     {
       MutexLock lock(mutex_);
-      const auto woken = [this]() PTC_REQUIRES(mutex_) { return std::exchange(wake_, false); };
-      if (rate_.kind == ScrubRate::Kind::kOff && !again) woken_.wait(mutex_, stop, woken);
-      else woken_.wait_for(mutex_, stop, idle && !again ? kLookWhenIdle : kLookEvery, woken);
+      woken_.wait_for(mutex_, stop, again ? kLookEvery : kLookWhenIdle,
+                      [this]() PTC_REQUIRES(mutex_) { return std::exchange(wake_, false); });
     }
     if (stop.stop_requested()) return;
     again = false;
     try {
       for (const JobRef& job : jobs_()) again = !job->see_to_damage() || again;
-      idle = rate_.kind != ScrubRate::Kind::kOff && !look_over_one();
+    } catch (const std::exception& error) {  // no memory
+      spdlog::warn("what is damaged is mended later: {}", error.what());
+      again = true;
+    }
+  }
+}
+
+void Scrubber::look_over(std::stop_token stop) {
+  ::pthread_setname_np(::pthread_self(), "ptcfs-scrub");
+  bool idle = false;  // nothing is due to be looked over
+  while (!stop.stop_requested()) {
+    {
+      MutexLock lock(mutex_);
+      next_look_.wait_for(mutex_, stop, idle ? kLookWhenIdle : kLookEvery, [] { return false; });
+    }
+    if (stop.stop_requested()) return;
+    try {
+      idle = !look_over_one();
     } catch (const std::exception& error) {  // no memory
       spdlog::warn("what is stored is looked over later: {}", error.what());
     }

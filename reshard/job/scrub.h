@@ -58,20 +58,22 @@ class Pace {
   Clock::time_point next_ PTC_GUARDED_BY(mutex_);  // when the next bytes may be read
 };
 
-/// The thread of a node that looks over its jobs' checkpoints, one at a time, the one longest not
+/// Two threads of a node. One looks over its jobs' checkpoints, one at a time, the one longest not
 /// looked at first; a checkpoint on several nodes is seen to by the first of these that is there,
-/// which asks the others to read what lies on them. It also mends what somebody's verify found, and
-/// sees to caches on this node that hold what was mended elsewhere. Threads: any.
+/// which asks the others to read what lies on them. The other does not wait for that, which may
+/// take hours: it mends what somebody's verify found, and sees to caches on this node that hold
+/// what was mended elsewhere. Threads: any.
 class Scrubber {
  public:
-  /// All outlive it. Of a rate that is off, known damage and caches alone are seen to, when woken.
+  /// All outlive it. Of a rate that is off, known damage and caches alone are seen to.
   Scrubber(ScrubRate rate, Pace& pace, std::function<std::vector<std::shared_ptr<Job>>()> jobs);
   ~Scrubber();
   /// There may be damage, or caches, to see to.
   void wake();
 
  private:
-  void work(std::stop_token stop);
+  void look_over(std::stop_token stop);
+  void mend(std::stop_token stop);
   /// Whether one was, or would have been if it could be.
   bool look_over_one();
 
@@ -83,11 +85,11 @@ class Scrubber {
     std::chrono::steady_clock::time_point until;
     std::chrono::seconds length{1};
   };
-  std::map<std::string, Rest> resting_;  // jobs that could not be looked over; of the thread
+  std::map<std::string, Rest> resting_;  // jobs that could not be looked over; of that thread
   Mutex mutex_;
-  StoppableConditionVariable woken_;
+  StoppableConditionVariable woken_, next_look_;
   bool wake_ PTC_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;  // last
+  std::jthread mending_, looking_;  // last
 };
 
 }  // namespace ptc

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import subprocess
+import time
 import unittest
 
 import cluster
@@ -244,6 +245,23 @@ class Known(DamageCase):
             cluster.until(lambda reader=reader: reader.content() == good, f"{key} reads it right")
             reader.close()
         self.assertIn("good", self.nodes.nodes[2].ptc("verify", self.name).stdout)
+
+
+class SlowScrub(DamageCase):
+    """A look takes minutes: a MiB in a minute."""
+    OPTIONS = ("--scrub", "17K")
+
+    def test_what_verify_found_does_not_wait_for_it(self):
+        self.commit_two(BigLlama(48), "base")
+        looks, damaged = self.holders()  # the first of them looks it over
+        self.assertGreater(os.stat(self.image(looks)).st_size, 4 << 20)
+        time.sleep(4)  # it has begun
+        image = self.image(damaged)
+        good = read(image)
+        flip(image, os.stat(image).st_size // 2)
+        done = self.nodes.nodes[looks].ptc("verify", self.name, check=False)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        cluster.until(lambda: read(image) == good, "it is mended while the look goes on")
 
 
 class Scrub(DamageCase):
