@@ -71,7 +71,8 @@ ClusterServices ClusterNode::services() {
           impl->options.etcd.cluster,
           fmt::format("{}", fmt::join(impl->options.etcd.endpoints, ",")),
           impl->options.join,
-          [impl](const std::string& store) { return impl->membership->begin(store); }};
+          [impl](const std::string& store) { return impl->membership->begin(store); },
+          [impl] { return impl->membership->check_let_in(); }};
 }
 
 Result<> ClusterNode::join(JobStore& store) {

@@ -191,7 +191,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     impl->meta = in.meta;
     impl->cluster = in.cluster;
     transport = in.transport;
-    MembershipOptions membership{impl->directory, impl->node, in.name, in.where, in.join, in.begin};
+    MembershipOptions membership{impl->directory, impl->node, in.name,        in.where,
+                                 in.join,         in.begin,   in.check_let_in};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
     follower = [&, store = impl.get()] {
       return std::make_unique<AgreementFollower>(

@@ -41,6 +41,9 @@ struct ClusterServices {
   /// Called once the store is known to belong to the cluster, with its id, before anything of it is
   /// looked at.
   std::function<Result<>(const std::string& store)> begin;
+  /// Called once the store fits, before anything of it is agreed on: whether others would talk to
+  /// this node. May be empty.
+  std::function<Result<>()> check_let_in = nullptr;
 };
 
 struct JobStoreOptions {

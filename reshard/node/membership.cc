@@ -93,6 +93,21 @@ std::vector<Membership::Member> Membership::members() const {
   return list;
 }
 
+Result<> Membership::check_let_in() const {
+  constexpr size_t kMostAsked = 3;  // who was killed is listed until its lease has ended
+  PTC_TRY(auto entries, meta_.list(kMemberKeys));
+  size_t asked = 0;
+  for (const MetaEntry& entry : entries) {
+    const std::string name = entry.key.substr(kMemberKeys.size());
+    if (name == options_.node) continue;
+    const Result<> met = calls_.meet(name, address_in(entry.value));
+    if (met.has_value()) return ok();
+    if (met.error().code() == Code::kPermissionDenied) return not_let_in(met.error());
+    if (++asked == kMostAsked) break;
+  }
+  return ok();
+}
+
 Result<> Membership::begin(const std::string& store) {
   store_ = store;
   PTC_TRY(seen_nodes_, SeenNodes::open(meta_));
@@ -222,12 +237,14 @@ Result<> Membership::meet_the_others() {
     }
   }
   Result<> met = attempt.meetings.meet(others, address_);
-  if (met.has_value()) return ok();
-  const bool refused = met.error().code() == Code::kPermissionDenied;
+  return met.has_value() ? ok() : Result<>(not_let_in(met.error()));
+}
+
+Error Membership::not_let_in(const Error& error) const {
   return make_error(
-      met.error().code(), "this node, {} at {}, is not let into the cluster: {}{}", options_.node,
-      address_, met.error().message(),
-      refused
+      error.code(), "this node, {}{}, is not let into the cluster: {}{}", options_.node,
+      address_.empty() ? "" : " at " + address_, error.message(),
+      error.code() == Code::kPermissionDenied
           ? "; all nodes have the same --secret, and certificates of one authority that name them"
           : "");
 }

@@ -48,6 +48,10 @@ class Membership : public Cluster {
   Membership(MemberOptions options, MetaClient& meta, PeerCalls& calls);
   ~Membership() override;
 
+  /// Whether a member lets this node in, as far as one answers. To be asked before anything of it
+  /// is agreed on, its jobs among that: join() asks all, when it is known where this node listens.
+  /// kPermissionDenied.
+  Result<> check_let_in() const;
   /// Once, when the store is known to belong to the cluster, and before anything of it is looked at
   /// (ClusterServices::begin): nobody decides with what a former life of this node had promised.
   /// kAlreadyExists: that one still runs, or another of this name.
@@ -117,6 +121,7 @@ class Membership : public Cluster {
   void believe_again();
   Result<> read_members();
   void take_over(std::map<std::string, Known> now);
+  Error not_let_in(const Error& error) const;
   Result<> note_who_is_gone();
   Result<> take_events(std::vector<MetaEvent> events);
   std::chrono::steady_clock::duration pause() const;

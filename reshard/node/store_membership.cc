@@ -104,7 +104,10 @@ Result<> StoreMembership::find_cluster() {
     if (cluster->recovering)
       return refuse(fmt::format("what {} says is being made anew", there),
                     "Run ptc recover to its end, then start it");
-    if (!alone) return check_seen(*cluster);
+    if (!alone) {
+      PTC_TRY(check_seen(*cluster));
+      return options_.check_let_in ? options_.check_let_in() : ok();
+    }
   }
   // An older ptcfs left no identity: then the jobs say whether this is their cluster.
   if (!found && !alone && !empty) {
@@ -117,6 +120,9 @@ Result<> StoreMembership::find_cluster() {
                         "the store {} has jobs, and {} knows none of them: look at --etcd and "
                         "--cluster, or give this node another store",
                         directory, there);
+  }
+  if (options_.check_let_in) {
+    PTC_TRY(options_.check_let_in());
   }
   if (!cluster) {
     ClusterIdentity made;

@@ -24,6 +24,8 @@ struct MembershipOptions {
   /// Called with the store's id once it is known to fit, before the cluster learns of the start;
   /// may be empty.
   std::function<Result<>(const std::string& store)> begin;
+  /// Called once the store fits, before anything is written; may be empty.
+  std::function<Result<>()> check_let_in = nullptr;
 };
 
 /// Of a store that is alone: makes its identity, or fails when it belongs to a cluster.

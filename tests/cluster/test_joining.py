@@ -1,5 +1,7 @@
 """Who is let in: a node that others would not talk to, or that they cannot reach, never shows as up and harms nobody."""
+import json
 import os
+import shutil
 import subprocess
 import unittest
 
@@ -57,6 +59,30 @@ class Joining(TestCase):
     def test_another_secret(self):
         self.refused("node w0 (10.1.0.1:7070)", "its shared secret is another", "--secret",
                      secret=self.write("other-secret", "x" * 40))
+
+    def test_with_another_secret_nothing_is_agreed_on(self):
+        """A store that was alone keeps its jobs, and its metadata, for itself."""
+        self.nodes.job(0, self.name)
+        self.nodes.wait_settled(self.name)
+        store = self.last.store
+        os.rename(store, store + "-kept")
+        self.addCleanup(os.rename, store + "-kept", store)
+        self.addCleanup(shutil.rmtree, store)
+        with mount.Mount() as alone:
+            os.mkdir(os.path.join(alone.path, "mine"))
+            alone.stop()
+            shutil.copytree(alone.store, store)
+
+        def agreed():
+            return json.loads(self.nodes.etcdctl("get", "--prefix", "", "-w", "json"))["kvs"]
+        before = agreed()
+        process = self.starts(*self.options(secret=self.write("other-secret", "x" * 40)), "--join")
+        output = process.communicate(timeout=60)[0]
+        self.assertGreater(process.returncode, 0, output)
+        self.assertIn("its shared secret is another", output)
+        self.assertEqual(agreed(), before)
+        self.assertTrue(os.path.exists(store + "/meta.db"))
+        self.assertTrue(os.path.isdir(store + "/jobs/mine"))
 
     def test_certificate_of_another_authority(self):
         other = Authority(os.path.join(self.nodes.top, "other"))
