@@ -136,7 +136,10 @@ void Resharder::end(Attempt& attempt) {
 }
 
 std::vector<std::string> Resharder::nodes_in_service() const {
-  return ptc::nodes_in_service(uses_.place, *uses_.knowledge.now());
+  // Those that view() names: of one that was away for a moment, and is back before that is followed,
+  // nobody would look again at what was planned without it.
+  const JobKnowledge::Snapshot known = uses_.knowledge.now();
+  return known->in_service(known->followed_alive);
 }
 
 Result<> Resharder::settle_newest(Attempt& attempt) {

@@ -232,8 +232,10 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     PTC_TRY(contents.open_job_directory(name, id, removed));
     JobRef job = impl->make_job(name, id);
     Result<> loaded = job->load();
-    if (loaded.has_error() && loaded.error().code() == Code::kNotFound)
-      continue;  // removed by another node just now
+    if (loaded.has_error() && loaded.error().code() == Code::kNotFound) {
+      PTC_TRY(contents.settle_removed_meanwhile(name, id, *impl->meta));
+      continue;
+    }
     PTC_TRY(std::move(loaded));
     for (const std::string& what : job->kept())
       contents.keep(fmt::format("jobs/{}/{}", name, what), "no checkpoint of its job names it");

@@ -104,6 +104,15 @@ Result<> StoreContents::settle_directories(const std::map<std::string, std::stri
   return ok();
 }
 
+Result<> StoreContents::settle_removed_meanwhile(const std::string& name, const std::string& id,
+                                                 MetaClient& meta) {
+  // Listed after the job was found to be gone, so its tombstone is among them, if there is one.
+  PTC_TRY(const Tombstones tombstones, read_tombstones(meta));
+  if (tombstones.jobs.contains(id)) (void)carry_out({name, id, tombstones.forced(id)});
+  else keep("jobs/" + name, "there is no such job any more, and nobody removed it");
+  return ok();
+}
+
 Result<> StoreContents::open_job_directory(const std::string& name, const std::string& id,
                                            const Tombstones& tombstones, bool is_new) {
   PTC_TRY(auto found, id_in(job_dir(name)));

@@ -37,6 +37,10 @@ class StoreContents {
   /// all jobs, and their ids.
   Result<> settle_directories(const std::map<std::string, std::string>& names,
                               const Tombstones& tombstones);
+  /// A job that was there when all were listed, and is not any more. Nobody who knows no more of it
+  /// looks at its directory again.
+  Result<> settle_removed_meanwhile(const std::string& name, const std::string& id,
+                                    MetaClient& meta);
   /// For a job that there is; one of its name that was there before may have left something.
   Result<> open_job_directory(const std::string& name, const std::string& id,
                               const Tombstones& tombstones, bool is_new = false);

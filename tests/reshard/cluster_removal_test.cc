@@ -178,6 +178,30 @@ bool set_immutable(const std::string& path, bool immutable) {
 }
 
 /// On the node that decides, on one that hears of it.
+/// A node that starts has listed the job, and finds it gone when it loads it: nothing of it stays.
+TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeStartsIsGoneThere) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 2})");
+  cluster_.wait_settled();
+  ASSERT_FALSE(cluster_.store(2).images().list().value().empty());
+  cluster_.stop(2);
+  std::atomic<bool> once = true;
+  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+    if (node != "w2" || prefix != "jobs/job/" || !once.exchange(false)) return;
+    ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+  };
+  cluster_.start(2);
+  cluster_.lists = nullptr;
+  EXPECT_FALSE(once);
+  cluster_.wait_settled();
+  EXPECT_FALSE(fs::exists(cluster_.directory(2) + "/jobs/job"));
+  EXPECT_THAT(cluster_.store(2).images().list().value(), ::testing::IsEmpty());
+  EXPECT_THAT(cluster_.store(2).kept(), ::testing::IsEmpty());
+}
+
 TEST_F(ClusterTest, ADirectoryThatCannotBeRemovedIsTriedAgain) {
   const std::string id = cluster_.store(0).create_job("job").value()->id();
   ASSERT_NE(cluster_.job(1, "job"), nullptr);

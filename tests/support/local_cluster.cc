@@ -103,6 +103,7 @@ class LocalCluster::NodeMeta final : public MetaClient {
       : all_(all), meta_(*all.meta_), self_(std::move(self)) {}
   Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
   Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    all_.lists(self_, prefix);
     return meta_.list(prefix);
   }
   Result<int64_t> commit(const MetaTransaction& transaction) override {

@@ -96,6 +96,8 @@ class LocalCluster {
 
   /// Asked before each transaction of a node: with an error, it is not made.
   Hook<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
+  /// Called before a node lists what is agreed on below a prefix.
+  Hook<void(const std::string& node, std::string_view prefix)> lists;
   /// What is agreed on, past all nodes.
   MetaClient& meta() { return *meta_; }
 
