@@ -1,4 +1,5 @@
 """The command line against a real mount."""
+import fcntl
 import json
 import os
 import shutil
@@ -130,6 +131,25 @@ class Ptc(mount.TestCase):
         models.Llama().write_hf(self.temporary("model"))
         self.mount.ptc("import", job.name, self.temporary("model"), "--force")
         self.assertEqual(os.listdir(job.file("incoming")), [])
+
+    def test_what_killed_imports_left_goes(self):
+        """With the next import of the name; what another one is at, which holds its lock, stays."""
+        job = self.new_job()
+        left, of_another, others_name = (job.incoming(name) for name in
+                                         (f"base.import-{16 * '0'}", f"base.import-{16 * 'a'}", f"other.import-{16 * '0'}"))
+        for directory in (left, of_another, others_name):
+            models.write_file(f"{directory}/rank/0/model.bin", b"bytes")
+        models.Llama().write_hf(self.temporary("model"))
+        lock = os.open(of_another, os.O_RDONLY)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        self.mount.ptc("import", f"{job.name}/base", self.temporary("model"))
+        self.assertIn(os.path.basename(left), os.listdir(job.file("incoming")), "its import may be about to lock it")
+        while time.time() < os.stat(left).st_ctime + 7:
+            time.sleep(0.5)
+        self.mount.ptc("rm", "--yes", f"{job.name}/base")
+        self.mount.ptc("import", f"{job.name}/base", self.temporary("model"))
+        self.assertEqual(sorted(os.listdir(job.file("incoming"))), sorted(os.path.basename(name) for name in (of_another, others_name)))
 
     def test_import_into_a_job_of_several_ranks(self):
         job = self.new_job()

@@ -3,17 +3,22 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 #include <random>
+#include <string_view>
 #include <utility>
 
 namespace ptc::cli {
 namespace {
 
 constexpr size_t kMostOfName = 200;        // there is room for the rest in a name of 255 bytes
+constexpr std::string_view kOwn = ".import-";
+constexpr size_t kOwnDigits = 16;
 constexpr int kTriesToTakeItsPlace = 100;  // others make and remove it, too
 
 bool rename_with(unsigned flags, const std::string& source, const std::string& target) {
@@ -23,8 +28,35 @@ bool rename_with(unsigned flags, const std::string& source, const std::string& t
 std::string own_name(const std::string& path) {
   const size_t name = path.rfind('/') + 1;
   std::random_device random;
-  return fmt::format("{}.import-{:08x}{:08x}", path.substr(0, name + kMostOfName), random(),
+  return fmt::format("{}{}{:08x}{:08x}", path.substr(0, name + kMostOfName), kOwn, random(),
                      random());
+}
+
+/// Who has made a directory has not locked it yet.
+bool is_just_made(int directory) {
+  constexpr time_t kNotLockedYet = 5;  // seconds
+  struct stat info {};
+  return ::fstat(directory, &info) != 0 || std::time(nullptr) < info.st_ctime + kNotLockedYet;
+}
+
+/// What imports that were killed left under names of their own.
+void remove_what_was_left(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  const std::string own = path.substr(name, kMostOfName) + std::string(kOwn);
+  const auto names = list_directory(path.substr(0, name));
+  if (!names) return;
+  for (const std::string& one : names.value()) {
+    if (one.size() != own.size() + kOwnDigits || !one.starts_with(own) ||
+        one.find_first_not_of("0123456789abcdef", own.size()) != std::string::npos)
+      continue;
+    const std::string left = path.substr(0, name) + one;
+    const auto directory = open_file(AT_FDCWD, left, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+    if (!directory || is_just_made(directory.value().get()) ||
+        ::flock(directory.value().get(), LOCK_EX | LOCK_NB) != 0)
+      continue;
+    (void)remove_tree(AT_FDCWD, left);
+    ::unlink((left + ".error").c_str());
+  }
 }
 
 }  // namespace
@@ -36,6 +68,7 @@ IncomingDir::Identity IncomingDir::of(const std::string& path) {
 }
 
 Result<IncomingDir> IncomingDir::make(std::string path, bool force) {
+  remove_what_was_left(path);
   IncomingDir staging;
   staging.own_ = own_name(path);
   const std::string& own = staging.own_;
@@ -46,6 +79,8 @@ Result<IncomingDir> IncomingDir::make(std::string path, bool force) {
   };
   auto directory = open_file(AT_FDCWD, own, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (!directory) return failed(std::move(directory).error());
+  if (::flock(directory.value().get(), LOCK_SH | LOCK_NB) != 0)
+    return failed(errno_error(errno, "locking " + own));
   staging.directory_ = std::move(directory).value();
   staging.identity_ = of(own);
   staging.wanted_ = staging.path_ = std::move(path);

@@ -1,7 +1,9 @@
 // incoming/<name> of one import. Another one, with --force, may put its own there meanwhile, and on
 // another node there may be one of that name, too, which the same commit would take. So what is
 // copied goes into this directory alone, by whatever name it is known, and while it is committed it
-// has a name that nobody else uses; an empty directory keeps its place.
+// has a name that nobody else uses; an empty directory keeps its place. It is locked (flock) by the
+// import that made it: what the next one of its name finds under such a name and unlocked is of one
+// that was killed, and goes.
 #pragma once
 
 #include <sys/types.h>
