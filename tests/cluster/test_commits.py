@@ -207,6 +207,7 @@ class Commits(TestCase):
         finally:
             self.nodes.heal(1, ("eth1",))
         cluster.until(lambda: all(os.path.isdir(self.job(node).checkpoint("first")) for node in range(3)), "all know of the first")
+        self.nodes.wait_members()  # it has been away for longer than its lease where all of this took long
         self.nodes.wait_settled(self.name)
         for node in range(3):
             for rank in (0, 1):
