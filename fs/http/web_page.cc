@@ -123,6 +123,20 @@ std::string node_row(const json::object& node) {
       text(node, "name"), state, memory, size(node, "materialised_bytes"), traffic);
 }
 
+/// Why nothing is decided here, while that is so.
+std::string agreement_part(const json::object& cluster) {
+  const json::value* trouble = cluster.if_contains("agreement");
+  if (trouble == nullptr) return "";
+  const json::object& why = trouble->as_object();
+  std::string since;
+  if (const json::value* time = why.if_contains("since"))
+    since = " since " + html_escaped(time->as_string().subview(0, 19)) + " UTC";
+  return fmt::format(
+      R"(<p class="warning" id="agreement">Agreement {}{}: {}. Nothing is decided here until it is back: no commit, no reshard.</p>
+)",
+      text(why, "state"), since, text(why, "why"));
+}
+
 /// Where there are several.
 std::string nodes_part(const json::object& cluster) {
   const json::array& nodes = cluster.at("nodes").as_array();
@@ -310,7 +324,8 @@ std::string html_escaped(std::string_view text) {
 }
 
 std::string web_page(const json::object& document) {
-  std::string content = mount_part(document) + nodes_part(document.at("cluster").as_object());
+  const json::object& cluster = document.at("cluster").as_object();
+  std::string content = mount_part(document) + agreement_part(cluster) + nodes_part(cluster);
   const json::array& jobs = document.at("jobs").as_array();
   for (const json::value& job : jobs) content += job_part(job.as_object());
   if (jobs.empty())

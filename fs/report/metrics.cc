@@ -118,6 +118,18 @@ void write_peers(MetricsWriter& out, Tree& tree) {
           &PeerNumbers::retries);
 }
 
+/// What this node alone knows.
+void write_agreement(MetricsWriter& out, Tree& tree) {
+  const std::vector<NodeReport> nodes = tree.store().node_reports();
+  const bool decides = !tree.store().distrusted() &&
+                       std::none_of(nodes.begin(), nodes.end(), [](const NodeReport& node) {
+                         return std::string_view(node.state) == "fenced";
+                       });
+  out.single("ptcfs_agreement_decides", "gauge",
+             "1 if this node reaches the agreement store and believes it; else it decides nothing.",
+             decides ? 1 : 0);
+}
+
 /// What all nodes know alike; of several nodes the maximum says it, not the sum.
 void write_cluster(MetricsWriter& out, Tree& tree) {
   const std::vector<NodeReport> nodes = tree.store().node_reports();
@@ -313,6 +325,7 @@ std::string metrics_text(Tree& tree) {
   write_kernel_reads(out, tree);
   write_store(out, tree);
   write_peers(out, tree);
+  write_agreement(out, tree);
   write_cluster(out, tree);
   write_jobs(out, tree);
   return out.take();

@@ -110,6 +110,7 @@ class Reports(TestCase):
         self.assertRegex(self.said(0), r"w0 fenced (for|since) .* agreement: away (for|since) .*nothing is decided")
         self.assertRegex(self.said(0, self.name), r"agreement away (for|since) .*nothing is decided")
         self.assertIn("nothing is decided", " ".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()))
+        self.assertEqual([self.metrics(node)[("ptcfs_agreement_decides", ())] for node in (0, 1)], [0, 1])
         self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(0, "new")), "EAGAIN")
         held = models.read_safetensors(self.job(0).rank_file("base", layout_name(1, 1), 0))
         self.assertEqual(held, {tensor.name: tensor for tensor in model.rank_tensors(1, 1, 0, 0)})
@@ -119,6 +120,7 @@ class Reports(TestCase):
         self.nodes.wait_members()
         cluster.until(lambda: "agreement" not in self.said(0), "it decides again")
         self.assertNotIn("agreement", self.nodes_of(0))
+        self.assertEqual(self.metrics(0)[("ptcfs_agreement_decides", ())], 1)
 
     def test_one_that_is_not_heard_of(self):
         """Of two that reach all others, but not each other, each counts for the other as there."""

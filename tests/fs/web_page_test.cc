@@ -97,6 +97,12 @@ TEST(WebPage, ShowsAllNodes) {
         "1.0 KiB out, 2.0 KiB in, 3 damaged, 4 tried again", "<td>up</td>",
         "away since 2026-11-21T16:13:39 UTC, draining", "&lt;b&gt;w2"})
     EXPECT_THAT(html, HasSubstr(seen));
+  EXPECT_THAT(html, Not(HasSubstr("Nothing is decided here")));
+  document["cluster"].as_object()["agreement"] = {
+      {"state", "away"}, {"why", "no <etcd>"}, {"since", "2026-11-21T16:13:39.259Z"}};
+  EXPECT_THAT(web_page(document),
+              HasSubstr("Agreement away since 2026-11-21T16:13:39 UTC: no &lt;etcd&gt;. Nothing is "
+                        "decided here"));
   document["cluster"].as_object()["nodes"].as_array().resize(1);
   EXPECT_THAT(web_page(document), Not(HasSubstr("<h2>Nodes")));
 }
