@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <numeric>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -461,6 +462,7 @@ class TreeReader {
   Result<> add_flat(size_t g, const DeepSpeedModel::Shapes& shapes,
                     const std::vector<Found*>& files, const std::vector<ZeroFile>& zero) {
     PTC_TRY(const FlatGroup group, flat_group(g, shapes, zero));
+    const std::vector<size_t> order = order_of_slices(g, shapes, zero);
     for (size_t dp = 0; dp < files.size(); ++dp) {
       const uint64_t begin = std::min(dp * group.partition, group.elements);
       const uint64_t real = group.real(dp);
@@ -468,7 +470,6 @@ class TreeReader {
       for (const auto& [key, array] : of_rank.state)
         if (array.elements != real && array.elements != group.partition)
           return cannot_be(*files[dp], key, array.elements, real);
-      std::vector<ZeroFile::Slice> slices;
       uint64_t at = 0;  // of the parameter in the group
       for (size_t p = 0; p < shapes.size(); ++p) {
         const auto& [name, shape] = shapes[p];
@@ -478,7 +479,6 @@ class TreeReader {
           PTC_TRY(check_shape(name, shape));
         }
         if (from < to) {
-          slices.push_back({name, from - begin, to - from});
           for (const auto& [key, array] : arrays_of(of_rank))
             tables_.add_run(*files[dp], names_.state(name, key), array, from - begin, shape,
                             from - at, to - at);
@@ -488,9 +488,51 @@ class TreeReader {
         }
         at = end + (of_rank.gaps.empty() ? 0 : of_rank.gaps[p]);
       }
-      PTC_TRY(check_slices(*files[dp], of_rank, slices));
+      PTC_TRY(check_slices(*files[dp], of_rank, slices_of(shapes, order, of_rank, begin, real)));
     }
     return ok();
+  }
+
+  /// In what order of its parameters a group's param_slice_mappings count. The flat array has that
+  /// of param_shapes; with "round_robin_gradients" DeepSpeed deals them out to as many hands as
+  /// there are ranks and puts the hands behind each other, but what it writes into
+  /// param_slice_mappings it counts in the order before.
+  static std::vector<size_t> order_of_slices(size_t g, const DeepSpeedModel::Shapes& shapes,
+                                             const std::vector<ZeroFile>& zero) {
+    std::vector<size_t> as_it_lies(shapes.size());
+    std::iota(as_it_lies.begin(), as_it_lies.end(), size_t{0});
+    std::unordered_map<std::string_view, size_t> numbers;
+    for (size_t p = 0; p < shapes.size(); ++p) numbers.emplace(shapes[p].first, p);
+    std::vector<size_t> said;
+    for (const ZeroFile& of_rank : zero) {
+      if (!of_rank.groups[g].slices || !of_rank.groups[g].gaps.empty()) return as_it_lies;
+      for (const ZeroFile::Slice& slice : *of_rank.groups[g].slices) {
+        const auto known = numbers.find(slice.parameter);
+        if (known == numbers.end()) return as_it_lies;
+        if (said.empty() || said.back() != known->second) said.push_back(known->second);
+      }
+    }
+    std::vector<size_t> dealt;
+    for (size_t hand = 0; hand < zero.size(); ++hand)
+      for (size_t i = hand; i < said.size(); i += zero.size()) dealt.push_back(said[i]);
+    return dealt == as_it_lies ? said : as_it_lies;
+  }
+
+  /// What a rank has of its group whose elements [begin, begin + real) it has, if its parameters
+  /// follow each other in this order.
+  static std::vector<ZeroFile::Slice> slices_of(const DeepSpeedModel::Shapes& shapes,
+                                                const std::vector<size_t>& order,
+                                                const ZeroFile::Group& group, uint64_t begin,
+                                                uint64_t real) {
+    std::vector<ZeroFile::Slice> slices;
+    uint64_t at = 0;
+    for (const size_t p : order) {
+      const uint64_t end = at + Box::whole(shapes[p].second).volume();
+      const uint64_t from = std::max(at, begin), to = std::min(end, begin + real);
+      if (from < to) slices.push_back({shapes[p].first, from - begin, to - from});
+      at = end + (group.gaps.empty() ? 0 : group.gaps[p]);
+    }
+    return slices;
   }
 
   /// Where the file itself says which parameter is where, it must be what param_shapes says.

@@ -78,7 +78,13 @@ class Trained:
                 self.whole[key][tensor.name] = models.random_tensor(rng, tensor.name, "F32", tensor.shape)
         decayed = [tensor.name for tensor in model.tensors if len(tensor.shape) > 1]
         self.groups = [decayed, [tensor.name for tensor in model.tensors if len(tensor.shape) == 1]]
+        self.mapped = self.groups
         self.shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+
+    def deal(self, dp):
+        """As with "round_robin_gradients": the flat arrays have another order, of which param_slice_mappings know nothing."""
+        self.mapped = self.groups
+        self.groups = [[name for hand in range(dp) for name in group[hand::dp]] for group in self.groups]
 
     def gaps(self, group, aligned):
         """Behind each parameter, so that the next begins at a multiple of so many elements."""
@@ -116,7 +122,7 @@ class Trained:
             masters.append(padded["fp32"] if saved_padded else padded["fp32"][:part - padding])
             states.append({"step": torch.tensor(7.), **{key: padded[key][:part - padding if elastic else part] for key in KEYS[1:]}})
             mapping, at = OrderedDict(), 0
-            for name, gap in zip(names, gaps):
+            for name, gap in zip(self.mapped[group], gaps):
                 first, last = max(at, begin), min(at + count(self.shapes[name]), end)
                 if first < last:
                     mapping[name] = FragmentAddress(last - first, first - begin)
@@ -272,6 +278,25 @@ class Trees(mount.TestCase):
                 self.assertEqual([group["lr"] for group in values["base_optimizer_state"]["param_groups"]], [0.25, 0.25])
                 self.assertEqual((values["loss_scaler"].cur_scale, values["zero_stage"]), (1.0, Stage.TWO))
                 self.assertEqual(values["base_optimizer_state"]["state"][1]["step"], 7)
+
+    def test_round_robin_gradients(self):
+        for dp in (2, 3):
+            job = self.mount.job(f"dealt-{dp}")
+            self.trained = Trained(self.model)
+            self.trained.deal(dp)
+            self.assertNotEqual(self.trained.groups, self.trained.mapped)
+            self.trained.save_flat(lambda rank, job=job: job.incoming("base") + "/global_step100", dp)
+            self.beside(job.incoming("base"))
+            job.commit("base")
+            self.expect_hf(job, self.model.tensors)
+            self.expect_state(job)
+        # In another order than one that is dealt from it, they are of two checkpoints.
+        self.trained.mapped = [group[::-1] for group in self.trained.mapped]
+        job = self.mount.job("mixed")
+        self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 3)
+        self.beside(job.incoming("base"))
+        self.assertEqual(mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base")), "ECANCELED")
+        self.assertIn("they are of two checkpoints", mount.read_text(job.incoming("base") + ".error"))
 
     def test_of_each_rank_in_its_own_directory(self):
         job = self.new_job()
