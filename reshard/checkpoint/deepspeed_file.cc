@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "store/base/json.h"
+#include "store/base/size_text.h"
 #include "store/codec/dcp_compose.h"
 #include "store/codec/pickle_walk.h"
 #include "store/codec/torch_compose.h"
@@ -140,7 +141,8 @@ Result<std::string> save_one_tensor(const ReadAt& read, const TorchTensor& tenso
 /// Takes values one by one. What holds others is copied out of the whole pickle.
 class SavedValues {
  public:
-  explicit SavedValues(const TorchFile& file) : file_(file) {}
+  SavedValues(const TorchFile& file, uint64_t file_bytes)
+      : file_(file), most_bytes_(kLeastLimit + kMostTimes * file_bytes) {}
   Result<> add(const std::vector<TorchStep>& path, PickleId node, DeepSpeedValues& values) {
     constexpr uint64_t kMostSteps = uint64_t{1} << 29;
     switch (file_.pickle().kind(node)) {
@@ -156,13 +158,23 @@ class SavedValues {
     }
     if (steps_ > kMostSteps) return invalid_argument("it has too many values that hold others");
     PTC_TRY(auto archive, save_value(file_.pickle(), node));
+    return keep(path, std::move(archive), values);
+  }
+  Result<> keep(const std::vector<TorchStep>& path, std::string archive, DeepSpeedValues& values) {
+    bytes_ += archive.size();
+    if (bytes_ > most_bytes_)
+      return invalid_argument("it has too many values that are no tensors: {} of them would be {}",
+                              values.size() + 1, format_size(bytes_));
     values.emplace_back(torch_path_text(path), std::move(archive));
     return ok();
   }
 
  private:
+  // An archive is hundreds of bytes, of a value that may have been two.
+  static constexpr uint64_t kLeastLimit = 1 << 20, kMostTimes = 16;
   const TorchFile& file_;
-  uint64_t steps_ = 0;
+  const uint64_t most_bytes_;
+  uint64_t steps_ = 0, bytes_ = 0;
 };
 
 Result<> check_opaque(const TorchFile& file) {
@@ -280,13 +292,14 @@ Result<ZeroFile> ZeroFile::read(const ReadAt& read, uint64_t file_bytes) {
     }
     return zero.groups[number];
   };
+  SavedValues taker(file, file_bytes);
   PTC_TRY(check_opaque(file));
   for (const TorchTensor& tensor : file.tensors()) {
     const std::vector<TorchStep> path = file.path(tensor.place);
     const auto place = state_place(path);
     if (tensor.shape.empty()) {  // a number: of steps, or a scale
       PTC_TRY(auto archive, save_one_tensor(read, tensor));
-      zero.values.emplace_back(torch_path_text(path), std::move(archive));
+      PTC_TRY(taker.keep(path, std::move(archive), zero.values));
       continue;
     }
     if (!place) return unknown_tensor(tensor.name);
@@ -317,7 +330,6 @@ Result<ZeroFile> ZeroFile::read(const ReadAt& read, uint64_t file_bytes) {
   if (state) {
     PTC_TRY(read_zero_groups(look, *state, zero));
   }
-  SavedValues taker(file);
   for (const TorchLiteral& literal : file.literals()) {
     const std::vector<TorchStep> path = file.path(literal.place);
     if (path.size() < 2 || !is_text_step(path[0], kZeroState) || says_how_cut(path)) continue;
@@ -367,7 +379,7 @@ Result<DeepSpeedModel> DeepSpeedModel::read(const ReadAt& read, uint64_t file_by
       model.buffers.push_back({name, tensor.shape, array});
     }
   }
-  SavedValues taker(file);
+  SavedValues taker(file, file_bytes);
   for (const TorchLiteral& literal : file.literals()) {
     if (!with_values) break;
     const std::vector<TorchStep> path = file.path(literal.place);
@@ -390,7 +402,7 @@ Result<UniversalState> UniversalState::read(const ReadAt& read, uint64_t file_by
     PTC_TRY(state.array, flat_array(tensor));
     state.shape = tensor.shape;
   }
-  SavedValues taker(file);
+  SavedValues taker(file, file_bytes);
   for (const TorchLiteral& literal : file.literals()) {
     PTC_TRY(taker.add(file.path(literal.place), literal.node, state.values));
   }

@@ -6,10 +6,7 @@
 //   <tag>_universal/zero/<parameter>/<fp32, exp_avg, …>.pt    (beside the model's)
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
+#include <stop_token>
 #include <vector>
 
 #include "reshard/exec/executor.h"
@@ -18,23 +15,6 @@
 #include "store/base/error.h"
 
 namespace ptc {
-
-/// What the name of a file says.
-struct DeepSpeedName {
-  enum class Kind : uint8_t {
-    kModel,      // of all data-parallel ranks
-    kZero,       // optimizer state of one
-    kZeroModel,  // the model of stage 3, of one
-    kUniversal,  // one state of one parameter
-    kExpert      // of a mixture of experts
-  } kind = Kind::kModel;
-  std::string_view folder;  // where its like are: "global_step100/"
-  uint32_t dp = 0, mp = 0;
-  std::string_view parameter, state;  // of kUniversal
-  friend bool operator==(const DeepSpeedName&, const DeepSpeedName&) = default;
-};
-/// nullopt: it is none of these. `path`: below its rank.
-std::optional<DeepSpeedName> deepspeed_name(std::string_view path);
 
 /// Whether there is optimizer state of DeepSpeed's among the files, or, where a framework put its
 /// files for all ranks at once, a model of it.

@@ -10,7 +10,7 @@
 #include <map>
 
 #include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_tree.h"
+#include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/file.h"
 #include "store/base/json.h"

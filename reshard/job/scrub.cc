@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "reshard/job/job_parts.h"
@@ -23,6 +24,7 @@ constexpr int64_t kDay = 86'400'000'000'000;  // ns
 constexpr uint64_t kLeastBytesPerSecond = 64 << 20;
 // With less than a quarter of a processor the thread is in somebody's way, if only in the memory's.
 constexpr int kStarved = 4;
+constexpr int kWindowsAsOthers = 32;  // of each a millisecond: every ten seconds, beside pauses
 constexpr auto kBusyPause = 250ms;
 constexpr auto kLongestRest = 60s;  // of a job that could not be looked over
 
@@ -83,12 +85,16 @@ Result<> Pace::read(uint64_t bytes, const std::function<void()>& read) {
   PTC_TRY(wait_until(turn));
   const auto began = Clock::now();
   const auto had = thread_time();
+  const bool as_others = windows_as_others_ > 0;
   {
-    const IdlePriority idle;
+    std::optional<IdlePriority> idle;
+    if (!as_others) idle.emplace();
     read();
   }
   const bool starved = Clock::now() - began > kStarved * (thread_time() - had) + 5ms;
-  return starved ? wait_until(Clock::now() + kBusyPause) : ok();
+  if (as_others) --windows_as_others_;
+  else if (starved) windows_as_others_ = kWindowsAsOthers;
+  return starved || as_others ? wait_until(Clock::now() + kBusyPause) : ok();
 }
 
 void Pace::stop() {

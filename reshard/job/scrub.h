@@ -35,7 +35,8 @@ struct ScrubRate {
 };
 
 /// Reads slowly: the thread takes processors that nobody else wants (SCHED_IDLE), so many bytes a
-/// second, and stops for a while when it hardly gets any. Threads: any; all share the rate.
+/// second. Where it hardly gets any, it takes them as everybody does, for a window, then pauses: on
+/// a machine that is always busy a look comes to its end, too. Threads: any; all share the rate.
 class Pace {
  public:
   static constexpr uint64_t kWindowBytes = 1 << 20;
@@ -52,6 +53,7 @@ class Pace {
   using Clock = std::chrono::steady_clock;
   Result<> wait_until(Clock::time_point time);
   std::atomic<uint64_t> bytes_per_second_;
+  std::atomic<int> windows_as_others_{0};  // until it is tried again to leave them all others
   Mutex mutex_;
   ConditionVariable stopped_changed_;
   std::stop_source stop_;

@@ -169,7 +169,7 @@ class BackgroundLog(MountProgram):
             finally:
                 os.umask(mask)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
-            self.assertIn("mounted", mount.read_text(files[0]))
+            until(lambda: "mounted" in mount.read_text(files[0]), "it says so in its log")
             for file in filter(os.path.exists, files):
                 self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o600)
             self.umount(path)

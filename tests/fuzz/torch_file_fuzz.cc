@@ -1,5 +1,4 @@
-// The pickle of a torch file, in an archive with storages "0" to "15", the k-th of 16·(k + 1)
-// bytes.
+// The pickle of a torch file, in an archive of torch_archive.h.
 #include <unordered_set>
 
 #include "fuzz.h"
@@ -7,41 +6,12 @@
 #include "store/codec/safetensors.h"
 #include "store/codec/torch_file.h"
 #include "store/codec/torch_layout.h"
+#include "torch_archive.h"
 
 namespace ptc::fuzz {
 namespace {
 
 constexpr size_t kSmall = 16 << 10;
-constexpr int kStorages = 16;
-
-/// The tensors' bytes are not there, and nobody may want them.
-struct Archive {
-  explicit Archive(std::string_view pickle) {
-    ZipWriter writer;
-    writer.add("a/data.pkl", pickle);
-    for (int i = 0; i < kStorages; ++i)
-      writer.add_later("a/data/" + std::to_string(i), 16 * (i + 1), 0);
-    layout = std::move(writer).finish();
-  }
-  ReadAt read() const {
-    return [this](uint64_t offset, std::span<std::byte> into) -> Result<> {
-      for (const ZipWriter::Piece& piece : layout.pieces) {
-        if (offset < piece.offset || offset + into.size() > piece.offset + piece.bytes.size())
-          continue;
-        std::copy_n(
-            reinterpret_cast<const std::byte*>(piece.bytes.data()) + (offset - piece.offset),
-            into.size(), into.data());
-        return ok();
-      }
-      // The first bytes are read before it is known how long what they tell of is.
-      PTC_CHECK(offset == 0);
-      std::copy_n(reinterpret_cast<const std::byte*>(layout.pieces[0].bytes.data()),
-                  std::min(into.size(), layout.pieces[0].bytes.size()), into.data());
-      return ok();
-    };
-  }
-  ZipWriter::Layout layout;
-};
 
 void check_tensors(const TorchFile& file, uint64_t file_bytes) {
   std::unordered_set<std::string_view> names;
@@ -67,7 +37,7 @@ void check_tensors(const TorchFile& file, uint64_t file_bytes) {
 }  // namespace
 
 void run(std::string_view input) {
-  const Archive archive(input);
+  const TorchArchive archive(input);
   auto read = TorchFile::read(archive.read(), archive.layout.file_bytes);
   if (!read) return check_error(read.error());
   const TorchFile& file = read.value();

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "reshard/intake/deepspeed_tree.h"
+#include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
