@@ -113,6 +113,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   PTC_TRY(check_trusted(*services.cluster));
   MutexLock change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
+  const JobKnowledge::Snapshot before_all = knowledge.now();
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   // Of this name there may be another job by now, whose checkpoints are none of this one's. No id
   // comes back: what was read before it was found here was said of this job.
@@ -122,7 +123,6 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   take_over(std::move(state.attributes));
   const std::vector<std::string> now_alive = services.cluster->alive();
   PTC_TRY(const auto now_drained, drained_nodes(*services.meta));
-  const JobKnowledge::Snapshot before_all = knowledge.now();
   if (auto to_fetch = files.lacking(files_to_read(state, *before_all, now_alive), fetched);
       !to_fetch.empty())
     return Followed{.to_fetch = std::move(to_fetch)};
@@ -225,6 +225,13 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     now.saved = std::move(state.saved);
     now.rules_text = std::move(state.rules_text);
     now.custom_specs = std::move(state.custom_specs);
+    for (auto& [id, look] : now.looked_over) {  // of some it was heard since that was read
+      const auto then = before_all->looked_over.find(id);
+      if (then != before_all->looked_over.end() && then->second.meta_revision == look.meta_revision)
+        continue;
+      Agreed<LookedOver>& read = state.looked_over[id];
+      if (read.meta_revision < look.meta_revision) read = std::move(look);
+    }
     now.looked_over = std::move(state.looked_over);
     const bool flipped = now.in_force.meta_revision != state.in_force.meta_revision;
     now.in_force = std::move(state.in_force);

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <thread>
 
+#include "reshard/job/job_record.h"
 #include "store/base/file.h"
 #include "tests/reshard/cluster_fixture.h"
 #include "tests/support/becomes.h"
@@ -442,6 +443,36 @@ TEST_F(DamageTest, WhatAnotherLookFoundMeanwhileIsNotRightAgain) {
   for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(damaged(node)) << node;
   EXPECT_TRUE(cluster_.job(looks, "job")->look_over("base").has_value()) << "the next finds it";
   for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(damaged(node)) << node;
+}
+
+/// What another node says while one takes over what is agreed is not forgotten with what that had
+/// read before.
+TEST_F(DamageTest, WhatIsSaidToBeWrongWhileANodeFollowsStaysKnown) {
+  commit_with_copies(0);
+  const JobRef job = cluster_.job(1, "job");
+  const CheckpointRef checkpoint = job->find_checkpoint("base");
+  LookedOver looked{.time_ns = 1};
+  looked.not_right.tensors = {0};
+  std::atomic<int> at = 0;
+  const std::thread::id here = std::this_thread::get_id();
+  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+    if (node != "w1" || std::this_thread::get_id() != here) return;
+    if (prefix == "jobs/job/" && at == 0) at = 1;
+    if (prefix != kDrainedKeys || at != 1) return;
+    at = 2;  // it has read what is agreed on of the job
+    MetaTransaction transaction;
+    transaction.puts.emplace_back("jobs/job/looked_over/" + checkpoint->manifest().id,
+                                  looked.to_text());
+    ASSERT_TRUE(cluster_.meta().commit(transaction).has_value());
+    EXPECT_TRUE(becomes([&] { return checkpoint->damage() != nullptr; }));
+  };
+  ASSERT_TRUE(job->sync().has_value());
+  cluster_.lists = nullptr;
+  EXPECT_EQ(at, 2);
+  ASSERT_NE(checkpoint->damage(), nullptr);
+  EXPECT_EQ(*checkpoint->damage(), looked.not_right);
+  ASSERT_TRUE(job->sync().has_value());
+  ASSERT_NE(checkpoint->damage(), nullptr);
 }
 
 /// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is
