@@ -199,6 +199,14 @@ Result<Agreed<AttributesInForce>> JobRecord::read_attributes(MetaClient& meta,
   return entry ? attributes_of(*entry) : Agreed<AttributesInForce>();
 }
 
+Result<Agreed<LookedOver>> JobRecord::read_looked_over(MetaClient& meta, std::string_view job,
+                                                       std::string_view id) {
+  PTC_TRY(const auto entry, meta.get(fmt::format("jobs/{}/{}{}", job, kLookedOver, id)));
+  if (!entry) return Agreed<LookedOver>();
+  return Agreed<LookedOver>{LookedOver::from_text(entry->value).value_or(LookedOver()),
+                            entry->revision};
+}
+
 Result<Agreed<RulesText>> JobRecord::read_rules(MetaClient& meta, std::string_view job) {
   PTC_TRY(const auto entry, meta.get(fmt::format("jobs/{}/{}", job, kRules)));
   Agreed<RulesText> rules;

@@ -108,6 +108,9 @@ struct JobRecord {
   static Result<JobRecord> read(MetaClient& meta, std::string_view job);
   static Result<Agreed<AttributesInForce>> read_attributes(MetaClient& meta, std::string_view job);
   static Result<Agreed<RulesText>> read_rules(MetaClient& meta, std::string_view job);
+  /// One that cannot be understood has no time.
+  static Result<Agreed<LookedOver>> read_looked_over(MetaClient& meta, std::string_view job,
+                                                     std::string_view id);
 };
 
 /// The value of the key in_force, as somebody sees it who knows no more of the job.

@@ -489,6 +489,15 @@ int64_t Mender::last_look(const std::string& id) const {
   return look != now->looked_over.end() ? look->second.meta_revision : 0;
 }
 
+/// One that is not known here may be so new, or not to be read here: it is still there.
+Result<std::vector<std::string>> Mender::removed_of(std::vector<std::string> ids) const {
+  if (ids.empty()) return ids;
+  PTC_TRY(const auto agreed, JobRecord::read(*place_.services.meta, place_.name));
+  for (const auto& [name, entry] : agreed.checkpoints) std::erase(ids, entry.id);
+  if (ids.size() > kMostForgotten) ids.resize(kMostForgotten);
+  return ids;
+}
+
 /// status.json says so, of all nodes.
 Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecord& record,
                                   int64_t before, Findings found) {
@@ -499,6 +508,7 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
   looked.more = static_cast<int64_t>(keep_first(looked.found));
   if (const size_t more = keep_first(looked.mended); more > 0)
     looked.mended.push_back(fmt::format("and {} more", more));
+  MetaClient& meta = *place_.services.meta;
   JobDecision decision(place_.name);
   std::vector<std::string> forgotten;  // of checkpoints that are no more
   {
@@ -507,15 +517,15 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
     if (known == now->checkpoints.end() || known->second.id != record.id)
       return ok();  // it was removed
     decision.rests_on(name, known->second);
-    // What another look found wrong, after this one had read it, is not right again by this one.
-    if (const auto last = now->looked_over.find(record.id); last != now->looked_over.end()) {
-      if (last->second.meta_revision != before && last->second.not_right != looked.not_right)
-        return make_error(Code::kBusy, "another look has found something else meanwhile");
-      decision.rests_on_looked_over(record.id, last->second.meta_revision);
-    }
     for (const auto& [id, look] : now->looked_over)
-      if (forgotten.size() < kMostForgotten && now->find_id(id) == nullptr) forgotten.push_back(id);
+      if (now->find_id(id) == nullptr) forgotten.push_back(id);
   }
+  // What another look found wrong, after this one had read it, is not right again by this one.
+  PTC_TRY(const auto last, JobRecord::read_looked_over(meta, place_.name, record.id));
+  if (last.meta_revision != before && last.time_ns != 0 && last.not_right != looked.not_right)
+    return make_error(Code::kBusy, "another look has found something else meanwhile");
+  decision.rests_on_looked_over(record.id, last.meta_revision);
+  PTC_TRY(forgotten, removed_of(std::move(forgotten)));
   for (const std::string& id : forgotten) decision.forget_looked_over(id);
   decision.put_looked_over(record.id, looked);
   Result<int64_t> written = place_.commit(std::move(decision));

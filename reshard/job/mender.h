@@ -78,6 +78,8 @@ class Mender {
   /// `before`: the last look when this one began. kBusy: another, or a decision, says otherwise.
   Result<> note_looked_over(const std::string& name, const CheckpointRecord& record, int64_t before,
                             Findings found);
+  /// Of these checkpoints, by id, those that are no more.
+  Result<std::vector<std::string>> removed_of(std::vector<std::string> ids) const;
   /// What became of damaged images, by their numbers; of those in neither list `not_now` says why.
   struct Mended {
     std::vector<uint32_t> right, never;

@@ -475,6 +475,60 @@ TEST_F(DamageTest, WhatIsSaidToBeWrongWhileANodeFollowsStaysKnown) {
   ASSERT_NE(checkpoint->damage(), nullptr);
 }
 
+/// Two nodes look for the first time, and neither has heard of the other yet.
+TEST_F(DamageTest, TheFirstLookTakesNothingForRightThatAnotherFirstLookFound) {
+  commit_with_copies(0);
+  const std::string key =
+      "jobs/job/looked_over/" + cluster_.job(0, "job")->find_checkpoint("base")->manifest().id;
+  LookedOver other{.time_ns = 1};
+  other.not_right.tensors = {0};
+  std::atomic<bool> once = true;
+  cluster_.refuses = [&](const std::string& node,
+                         const MetaTransaction& transaction) -> std::optional<Error> {
+    for (const auto& [put, value] : transaction.puts) {
+      if (node != "w0" || put != key || !once.exchange(false)) continue;
+      MetaTransaction theirs;
+      theirs.puts.emplace_back(key, other.to_text());
+      EXPECT_TRUE(cluster_.meta().commit(theirs).has_value());
+    }
+    return std::nullopt;
+  };
+  const Result<> looked = cluster_.job(0, "job")->look_over("base");
+  EXPECT_FALSE(once);
+  ASSERT_TRUE(looked.has_error());
+  EXPECT_EQ(looked.error().code(), Code::kBusy);
+  EXPECT_EQ(cluster_.meta().get(key).value()->value, other.to_text());
+  cluster_.refuses = nullptr;
+}
+
+/// What looks found is forgotten with its checkpoint, and not because a node cannot show that one.
+TEST_F(DamageTest, WhatIsWrongIsNotForgottenByANodeThatCannotReadItsCheckpoint) {
+  commit_with_copies(0);
+  write_ranks(sample_, spec_of(spec_text_), cluster_.job(0, "job")->files_dir() + "/incoming/more");
+  ASSERT_TRUE(cluster_.job(0, "job")->commit("more", "more").has_value());
+  cluster_.wait_settled();
+  for (const std::string& node : holders(0, spec_of(spec_text_), 1))
+    flip_last_byte(image_file(node[1] - '0', 1));
+  ASSERT_TRUE(cluster_.job(0, "job")->verify("base").has_error());
+  const auto damaged = [&](unsigned node) {
+    const CheckpointRef base = cluster_.job(node, "job")->find_checkpoint("base");
+    return base != nullptr && base->damage() != nullptr && !base->damage()->none();
+  };
+  for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(becomes([&] { return damaged(node); }));
+  const std::string id = cluster_.job(0, "job")->find_checkpoint("base")->manifest().id;
+  cluster_.stop(2);
+  ASSERT_TRUE(std::filesystem::remove(cluster_.directory(2) + "/jobs/job/checkpoints/" + id +
+                                      "/manifest.json"));
+  cluster_.loses = [](const std::string&, std::string_view method) { return method == "job/file"; };
+  cluster_.start(2);
+  ASSERT_EQ(cluster_.job(2, "job")->find_checkpoint("base"), nullptr);
+  const Result<> looked = cluster_.job(2, "job")->look_over("more");
+  ASSERT_TRUE(looked.has_value()) << looked.error().message();
+  cluster_.loses = nullptr;
+  EXPECT_TRUE(cluster_.meta().get("jobs/job/looked_over/" + id).value().has_value());
+  for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(becomes([&] { return damaged(node); }));
+}
+
 /// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is
 /// found right again; what lies beside it is.
 TEST_F(DamageTest, WhatIsRightNowhereIsNotReadOnceItIsKnown) {
