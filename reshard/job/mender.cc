@@ -472,8 +472,9 @@ bool Mender::mend_noted() {
     spdlog::warn("job {}: checkpoint {}: what is damaged of it is not mended yet: {}", place_.name,
                  name, done.error().message());
     const Code code = done.error().code();
-    if (code != Code::kBusy && code != Code::kConflict && code != Code::kUnavailable)
-      continue;  // somebody verifies it again, or it is looked over
+    const bool passes = code == Code::kBusy || code == Code::kConflict || code == Code::kNoSpace ||
+                        code == Code::kUnavailable || code == Code::kInDoubt;
+    if (!passes) continue;  // somebody verifies it again, or it is looked over
     noted.pause = std::min(2 * noted.pause, std::chrono::seconds(kAtMost));
     noted.not_before = std::chrono::steady_clock::now() + noted.pause;
     MutexLock lock(mutex_);

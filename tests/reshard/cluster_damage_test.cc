@@ -529,6 +529,47 @@ TEST_F(DamageTest, WhatIsWrongIsNotForgottenByANodeThatCannotReadItsCheckpoint) 
   for (const unsigned node : {0u, 1u, 2u}) EXPECT_TRUE(becomes([&] { return damaged(node); }));
 }
 
+/// Of a mending that could not be written down not all was done: what is right again by it is read
+/// again without anybody asking.
+TEST_F(DamageTest, AMendingThatIsInDoubtIsTriedAgain) {
+  commit_with_copies(1);
+  const std::vector<std::string> nodes = holders(0, spec_of(spec_text_), 1);
+  ASSERT_EQ(nodes.size(), 2u);
+  const unsigned damaged = nodes[0][1] - '0', asked = 3 - damaged - (nodes[1][1] - '0');
+  const auto knows = [&] {
+    const auto damage = cluster_.job(asked, "job")->find_checkpoint("base")->damage();
+    return damage != nullptr && !damage->none();
+  };
+  for (const Code code : {Code::kInDoubt, Code::kNoSpace}) {
+    SCOPED_TRACE(code_name(code));
+    flip_last_byte(image_file(damaged, 1));
+    LookedOver looked{.time_ns = 1};  // as of one while the right copy was away
+    looked.not_right.tensors = {0};
+    MetaTransaction transaction;
+    transaction.puts.emplace_back(
+        "jobs/job/looked_over/" +
+            cluster_.job(asked, "job")->find_checkpoint("base")->manifest().id,
+        looked.to_text());
+    ASSERT_TRUE(cluster_.meta().commit(transaction).has_value());
+    ASSERT_TRUE(becomes(knows));
+    std::atomic<int> in_vain = 0;
+    cluster_.refuses = [&](const std::string& node,
+                           const MetaTransaction& decision) -> std::optional<Error> {
+      for (const auto& [key, value] : decision.puts)
+        if (node == LocalCluster::name(asked) && key == "jobs/job/checkpoints/base" &&
+            in_vain++ == 0)
+          return make_error(code, "the answer was lost");
+      return std::nullopt;
+    };
+    ASSERT_TRUE(cluster_.job(asked, "job")->verify("base").has_error());
+    EXPECT_TRUE(becomes([&] { return in_vain > 0; }));
+    EXPECT_TRUE(becomes([&] { return !knows(); })) << "all of it is right";
+    cluster_.refuses = nullptr;
+  }
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
 /// What is right nowhere is read by nobody once it is known, on no node and in no form, until it is
 /// found right again; what lies beside it is.
 TEST_F(DamageTest, WhatIsRightNowhereIsNotReadOnceItIsKnown) {
