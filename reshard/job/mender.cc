@@ -509,6 +509,8 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
   looked.more = static_cast<int64_t>(keep_first(looked.found));
   if (const size_t more = keep_first(looked.mended); more > 0)
     looked.mended.push_back(fmt::format("and {} more", more));
+  // As others read it, too: of very much it says less.
+  if (auto told = LookedOver::from_text(looked.to_text())) looked = *std::move(told);
   MetaClient& meta = *place_.services.meta;
   JobDecision decision(place_.name);
   std::vector<std::string> forgotten;  // of checkpoints that are no more

@@ -475,6 +475,34 @@ TEST_F(DamageTest, WhatIsSaidToBeWrongWhileANodeFollowsStaysKnown) {
   ASSERT_NE(checkpoint->damage(), nullptr);
 }
 
+/// Of very much less is written down: the node that does so knows no more than what it told.
+TEST_F(DamageTest, WhatIsWrongInVeryManyPlacesIsTheSameForAll) {
+  constexpr size_t kTensors = 4100;
+  std::vector<TensorEntry> entries;
+  for (size_t i = 0; i < kTensors; ++i)
+    entries.push_back({fmt::format("t{:05}", i), DType::kF32, {1}});
+  const std::vector<std::string> bytes(kTensors, "abcd");
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write_file(incoming(0) + "/rank/0/model.safetensors", safetensors_file(entries, bytes));
+  commit(0);
+  cluster_.wait_settled();
+  const std::string file = image_file(0, 0);
+  ASSERT_EQ(chmod(file.c_str(), 0600), 0) << file;
+  const std::string before = read_file(file);
+  std::string after = before;
+  const size_t data = before.size() - 4 * kTensors;
+  for (size_t i = 0; i < kTensors; i += 2) after[data + 4 * i] = 'x';
+  write_file(file, after);
+  ASSERT_TRUE(cluster_.job(0, "job")->verify("base").has_error());
+  const auto damage = [&](unsigned node) {
+    const auto known = cluster_.job(node, "job")->find_checkpoint("base")->damage();
+    return known != nullptr ? *known : KnownDamage();
+  };
+  for (const unsigned node : {0u, 1u}) EXPECT_TRUE(becomes([&] { return !damage(node).none(); }));
+  EXPECT_TRUE(becomes([&] { return damage(0) == damage(1); }))
+      << damage(0).tensors.size() << " " << damage(1).tensors.size();
+}
+
 /// Two nodes look for the first time, and neither has heard of the other yet.
 TEST_F(DamageTest, TheFirstLookTakesNothingForRightThatAnotherFirstLookFound) {
   commit_with_copies(0);
