@@ -199,6 +199,8 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
             contents_.carry_out({job->name(), job->id(), agreed.removed.forced(job->id())});
         removed.has_error())
       carried_out = std::move(removed);
+  if (Result<> removed = remove_opened(names, agreed.removed); removed.has_error())
+    carried_out = std::move(removed);
   std::optional<Error> lacking;
   for (const JobRef& job : known) {
     const auto asked = fetches.jobs.find(job->id());
@@ -239,9 +241,26 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
   return ok();
 }
 
+/// Of jobs that were removed before they were loaded here. `names`: of those that are to be.
+Result<> AgreementFollower::remove_opened(const std::map<std::string, std::string>& names,
+                                          const Tombstones& removed) {
+  Result<> all = ok();
+  for (auto next = opened_.begin(); next != opened_.end();) {
+    const auto one = next++;
+    const auto& [name, id] = *one;
+    const auto now = names.find(name);
+    if ((now != names.end() && now->second == id) || !removed.jobs.contains(id)) continue;
+    if (Result<> done = contents_.carry_out({name, id, removed.forced(id)}); done.has_error())
+      all = std::move(done);
+    opened_.erase(one);
+  }
+  return all;
+}
+
 Result<> AgreementFollower::load_new(const std::string& name, const std::string& id,
                                      const Tombstones& removed_meanwhile, Fetches& fetches) {
   PTC_TRY(contents_.open_job_directory(name, id, removed_meanwhile));
+  opened_.insert_or_assign(name, id);
   const auto asked = fetches.jobs.find(id);
   JobRef job = asked != fetches.jobs.end() ? asked->second.job : make_job_(name, id);
   PTC_TRY(auto to_fetch,
@@ -254,6 +273,7 @@ Result<> AgreementFollower::load_new(const std::string& name, const std::string&
   }
   job->start();
   jobs_.insert(job);
+  opened_.erase(name);
   spdlog::info("job {} was created by another node", name);
   return ok();
 }

@@ -114,6 +114,8 @@ class AgreementFollower final : public Follower {
   Result<> load_new(const std::string& name, const std::string& id,
                     const Tombstones& removed_meanwhile, Fetches& fetches)
       PTC_REQUIRES(jobs_.changes);
+  Result<> remove_opened(const std::map<std::string, std::string>& names, const Tombstones& removed)
+      PTC_REQUIRES(jobs_.changes);
 
   MetaClient& meta_;
   Cluster& cluster_;
@@ -122,6 +124,8 @@ class AgreementFollower final : public Follower {
   StoreContents& contents_;
   JobListener* const listener_;
   const MakeJob make_job_;
+  /// Name and id of jobs that have a directory here, and are not loaded yet.
+  std::map<std::string, std::string> opened_ PTC_GUARDED_BY(jobs_.changes);
 
   mutable Mutex drained_mutex_;
   std::vector<std::string> drained_ PTC_GUARDED_BY(drained_mutex_);

@@ -13,6 +13,7 @@
 
 #include "reshard/cluster/tombstones.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -177,7 +178,6 @@ bool set_immutable(const std::string& path, bool immutable) {
   return ioctl(fd.get(), FS_IOC_SETFLAGS, &flags) == 0;
 }
 
-/// On the node that decides, on one that hears of it.
 /// A node that starts has listed the job, and finds it gone when it loads it: nothing of it stays.
 TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeStartsIsGoneThere) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
@@ -202,6 +202,42 @@ TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeStartsIsGoneThere) {
   EXPECT_THAT(cluster_.store(2).kept(), ::testing::IsEmpty());
 }
 
+/// A node hears of the job once it has started, and gets the files of its checkpoint meanwhile.
+TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeHearsOfItIsGoneThere) {
+  cluster_.stop(2);
+  std::atomic<int> listed = 0;
+  std::atomic<bool> made = false, asked = false, deaf = false;
+  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+    if (node != "w2") return;
+    if (prefix == "jobs/") ++listed;  // to see whether its store fits, and then to load them
+    if (prefix != kTombstones || listed != 2 || made.exchange(true)) return;
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    write(0, LayoutSpec());
+    commit(0);
+  };
+  cluster_.breaks = [&](const std::string& asking, const std::string&, std::string_view method,
+                        const std::string&) {
+    if (asking == "w2" && method == "job/file" && !asked.exchange(true)) {
+      deaf = true;  // or it would load the job first, when it is told
+      EXPECT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+      deaf = false;
+    }
+    return false;
+  };
+  cluster_.loses = [&](const std::string& node, std::string_view) { return deaf && node == "w2"; };
+  cluster_.start(2);
+  EXPECT_TRUE(becomes([&] { return asked && cluster_.store(0).find("job") == nullptr; }));
+  EXPECT_TRUE(becomes([&] { return !fs::exists(cluster_.directory(2) + "/jobs/job"); }));
+  cluster_.lists = nullptr;
+  cluster_.breaks = nullptr;
+  cluster_.loses = nullptr;
+  EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
+  cluster_.stop(2);
+  cluster_.start(2);
+  EXPECT_THAT(cluster_.store(2).kept(), ::testing::IsEmpty());
+}
+
+/// On the node that decides, on one that hears of it.
 TEST_F(ClusterTest, ADirectoryThatCannotBeRemovedIsTriedAgain) {
   const std::string id = cluster_.store(0).create_job("job").value()->id();
   ASSERT_NE(cluster_.job(1, "job"), nullptr);
