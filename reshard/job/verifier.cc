@@ -36,25 +36,22 @@ std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& s
   return zero ? "" : "its padding is not zero any more";
 }
 
-/// What is in an image without tensors, or with them, read by this thread alone and as slowly as
-/// `pace` asks.
-Result<Checksum> read_whole(std::span<const std::byte> bytes, Pace& pace) {
-  Checksum sum;
+/// An image, by this thread alone and as slowly as `pace` asks. kBusy: it was moved or removed; who
+/// reads it all the same keeps its memory for as long.
+Result<> read_slowly(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
+                     std::span<const std::byte> bytes, Pace& pace,
+                     const std::function<void(uint64_t, std::span<const std::byte>)>& take) {
+  const auto is_stored = [&] {
+    const std::shared_ptr<const StoredState> now = checkpoint.stored();
+    return now.get() == &stored ||
+           std::any_of(now->images.begin(), now->images.end(), [&](const StoredImage& image) {
+             return image.id == stored.images[number].id && image.image != nullptr;
+           });
+  };
   for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+    if (!is_stored()) return make_error(Code::kBusy, "it is moved or removed just now");
     const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
-    PTC_TRY(pace.read(window.size(), [&] { sum += checksum_of_run(window, at); }));
-  }
-  return sum;
-}
-
-Result<> read_tensors(std::span<const std::byte> bytes, ImageSums& sums, Checksum& padding,
-                      Pace& pace) {
-  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
-    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
-    PTC_TRY(pace.read(window.size(), [&] {
-      sums.add(at, window);
-      padding += sums.beside(at, window);
-    }));
+    PTC_TRY(pace.read(window.size(), [&] { take(at, window); }));
   }
   return ok();
 }
@@ -91,7 +88,10 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
     PTC_TRY(auto bytes, image.image->host_bytes());
     if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
       if (pace != nullptr) {
-        PTC_TRY(content.whole, read_whole(bytes, *pace));
+        content.whole.emplace();
+        PTC_TRY(read_slowly(
+            checkpoint, stored, number, bytes, *pace,
+            [&](uint64_t at, auto window) { *content.whole += checksum_of_run(window, at); }));
       } else {
         content.whole = checksum_of_run(bytes, 0);
       }
@@ -101,7 +101,10 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
     ChecksumLedger ledger;
     Checksum padding;
     if (pace != nullptr) {
-      PTC_TRY(read_tensors(bytes, sums, padding, *pace));
+      PTC_TRY(read_slowly(checkpoint, stored, number, bytes, *pace, [&](uint64_t at, auto window) {
+        sums.add(at, window);
+        padding += sums.beside(at, window);
+      }));
       PTC_TRY(sums.give_to(ledger));
     } else {
       PTC_TRY(place_.services.executor->hash_images({{&described, image.image.get()}},
