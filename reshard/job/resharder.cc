@@ -136,8 +136,8 @@ void Resharder::end(Attempt& attempt) {
 }
 
 std::vector<std::string> Resharder::nodes_in_service() const {
-  // Those that view() names: of one that was away for a moment, and is back before that is followed,
-  // nobody would look again at what was planned without it.
+  // Those that view() names: of one that was away for a moment, and is back before that is
+  // followed, nobody would look again at what was planned without it.
   const JobKnowledge::Snapshot known = uses_.knowledge.now();
   return known->in_service(known->followed_alive);
 }
