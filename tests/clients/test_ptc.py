@@ -39,6 +39,32 @@ class Ptc(mount.TestCase):
             self.assertEqual(refused.returncode, 1)
             self.assertIn(f"'{name}' is no name of a checkpoint", refused.stderr)
 
+    def test_an_import_that_is_interrupted_while_it_commits_keeps_its_name(self):
+        models.Llama().write_hf(self.temporary("model"))
+        models.write_file(self.temporary("model/notes.bin"), "x" * (64 << 20))
+        job = mount.Job(self.mount, "interrupted")
+        config = job.incoming("base") + "/rank/0/config.json"
+        for how in (signal.SIGINT, signal.SIGTERM):
+            shutil.rmtree(job.incoming("base"), ignore_errors=True)
+            process = subprocess.Popen(
+                [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "import", job.name,
+                 self.temporary("model")],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            while not os.path.exists(config):
+                self.assertIsNone(process.poll())
+            with open(config, "r+b"):  # a commit waits for a moment until it is closed
+                while process.poll() is None:
+                    if any(".import-" in name and os.path.isdir(job.incoming(name) + "/rank")
+                           for name in os.listdir(job.file("incoming"))):
+                        process.send_signal(how)
+                        break
+                self.assertEqual(process.wait(60), 1, process.communicate())
+            self.assertIn("mv ", process.communicate()[1])
+            self.assertEqual(sorted(set(os.listdir(job.file("incoming"))) - {"base.error"}), ["base"])
+            self.assertEqual(sorted(os.listdir(job.incoming("base") + "/rank/0")),
+                             sorted(os.listdir(self.temporary("model"))))
+        job.commit("base")
+
     def test_import_follows_links_and_leaves_rubbish_out(self):
         models.Bert().write_hf(self.temporary("blobs"))
         models.write_file(self.temporary("hub/refs/main"), "abc")

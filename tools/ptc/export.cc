@@ -3,9 +3,6 @@
 #include <fmt/core.h>
 #include <sys/statvfs.h>
 
-#include <array>
-#include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <optional>
 
@@ -16,6 +13,7 @@
 #include "tools/ptc/command.h"
 #include "tools/ptc/copy_tree.h"
 #include "tools/ptc/fields.h"
+#include "tools/ptc/interruptions.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
@@ -120,26 +118,6 @@ Result<> check_nothing_missing(const Target& target, const ExportOptions& option
   fmt::print(stderr, "ptc: left out: {}, whose names others have\n", fmt::join(missing, ", "));
   return ok();
 }
-
-std::atomic<bool> interrupted = false;
-
-/// While it lives, a signal that would end the program sets `interrupted`.
-class Interruptions {
- public:
-  Interruptions() {
-    struct sigaction note {};
-    note.sa_handler = [](int) { interrupted = true; };
-    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &note, &before_[i]);
-  }
-  Interruptions(const Interruptions&) = delete;
-  ~Interruptions() {
-    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
-  }
-
- private:
-  static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
-  std::array<struct sigaction, kSignals.size()> before_{};
-};
 
 /// All or nothing; `mixed`: it failed when files of a directory that was there were being replaced.
 Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress,

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <thread>
 
 #include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
@@ -19,6 +21,7 @@
 #include "tools/ptc/copy_tree.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/incoming_dir.h"
+#include "tools/ptc/interruptions.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
@@ -253,9 +256,22 @@ std::string layout_hint(const Target& target, const ImportOptions& options) {
       shell_word(options.directory));
 }
 
+/// What was copied has its name again: at once, or when what goes on in the daemon has been given
+/// up.
+void end_commit(IncomingDir& staging, const std::string& own) {
+  constexpr int kTries = 50;
+  constexpr auto kPause = std::chrono::milliseconds(100);
+  staging.end_commit();
+  for (int tries = 1; interrupted && staging.path() == own && tries < kTries; ++tries) {
+    std::this_thread::sleep_for(kPause);
+    staging.end_commit();
+  }
+}
+
 /// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
 /// completes it.
 Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions& options) {
+  const Interruptions noted;  // else it would stay under a name that nobody knows
   if (auto taken = staging.begin_commit(); !taken)
     return staging.is_at_its_name() ? taken : taken_meanwhile(target, staging);
   const std::string own = staging.path();
@@ -264,7 +280,7 @@ Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions&
   Progress progress("committing " + target.name());
   int error = EAGAIN;
   bool gave_up = false;  // a rename, which goes on all the same
-  for (int in_vain = 0; error == EAGAIN && in_vain < kTries;) {
+  for (int in_vain = 0; error == EAGAIN && in_vain < kTries && !interrupted;) {
     const bool done = ::rename(own.c_str(), target.checkpoint_dir().c_str()) == 0;
     error = done ? 0 : errno;
     in_vain = goes_on(target, progress) ? 0 : in_vain + 1;
@@ -278,9 +294,15 @@ Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions&
   progress.finish();
   std::string why = reason.text(error);
   const bool gone = error == ENOENT && !exists(own);
-  staging.end_commit();
+  end_commit(staging, own);
   if (gone) return taken_meanwhile(target, staging);
   const std::string& incoming = staging.path();
+  if (interrupted)
+    return make_error(Code::kCancelled,
+                      "{} was not committed: interrupted\nNothing is lost: {} is whole, commit it "
+                      "with\n  mv {} {}/checkpoints/{}",
+                      target.name(), incoming, shell_word(incoming), shell_word(target.job_dir()),
+                      target.checkpoint);
   for (size_t at; own != incoming && (at = why.find(base_name(own))) != std::string::npos;)
     why.replace(at, base_name(own).size(), base_name(incoming));
   if (error == EEXIST && exists(target.checkpoint_dir()))
