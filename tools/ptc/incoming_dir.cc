@@ -16,7 +16,7 @@
 namespace ptc::cli {
 namespace {
 
-constexpr size_t kMostOfName = 200;        // there is room for the rest in a name of 255 bytes
+constexpr size_t kMostOfName = 200;  // there is room for the rest in a name of 255 bytes
 constexpr std::string_view kOwn = ".import-";
 constexpr size_t kOwnDigits = 16;
 constexpr int kTriesToTakeItsPlace = 100;  // others make and remove it, too
