@@ -6,6 +6,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 #include <unordered_map>
@@ -142,7 +143,12 @@ Result<bool> Mender::mend_image(const Checkpoint& checkpoint, const StoredState&
     return make_error(Code::kCorrupt, "what others hold of it is not right, or not within reach");
 
   Result<ImageMender> mender = ImageMender::open(*image.image);
-  if (mender.has_error()) return false;
+  if (mender.has_error()) {
+    const int why = mender.error().errno_value();
+    if (why == EMFILE || why == ENFILE || why == ENOMEM)  // not the image's fault
+      return make_error(Code::kUnavailable, "{}", mender.error().message());
+    return false;
+  }
   bool keeps = true;
   const Result<> written = read_others([&](uint64_t at, std::span<const std::byte> window) {
     Result<> done = mender.value().write(at, window);

@@ -139,7 +139,12 @@ std::vector<std::string> Resharder::nodes_in_service() const {
   // Those that view() names: of one that was away for a moment, and is back before that is
   // followed, nobody would look again at what was planned without it.
   const JobKnowledge::Snapshot known = uses_.knowledge.now();
-  return known->in_service(known->followed_alive);
+  std::vector<std::string> nodes = known->followed_alive;
+  const std::vector<std::string>& drained = known->followed_drained;
+  std::erase_if(nodes, [&](const std::string& node) {
+    return std::find(drained.begin(), drained.end(), node) != drained.end();
+  });
+  return nodes;
 }
 
 Result<> Resharder::settle_newest(Attempt& attempt) {
