@@ -35,17 +35,16 @@ class HeldBytes {
   const SourceIndex::HeldOf held_;
 };
 
-/// By number of the node in StoredState::nodes: whether it has this very file. What is in it may
-/// be there as part of others, which then could not go.
-std::vector<bool> nodes_with(const StoredState& stored, const StateFile& file) {
-  std::vector<bool> nodes(stored.nodes.size() + 1);
+/// visit(number of the node in StoredState::nodes) for each image of this very file. What is in it
+/// may be there as part of others, which then could not go.
+template <class Visit>
+void for_each_with(const StoredState& stored, const StateFile& file, Visit visit) {
   const std::vector<StoredImage>& images = stored.images;
   auto image = std::partition_point(images.begin(), images.end(), [&](const StoredImage& one) {
     return std::tie(one.state, one.path) < std::tie(file.owner, file.path);
   });
   for (; image != images.end() && image->state == file.owner && image->path == file.path; ++image)
-    if (image->image != nullptr) nodes[stored.layouts()[image - images.begin()].node] = true;
-  return nodes;
+    if (image->image != nullptr) visit(stored.layouts()[image - images.begin()].node);
 }
 
 /// Ranks with those of a tensor-parallel group side by side.
@@ -203,7 +202,20 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
     return first != on.end() && first->first == node;
   };
 
+  struct Candidate {
+    uint64_t held;
+    bool has_file;
+    uint32_t distance, node;
+  };
+  constexpr uint32_t kNone = UINT32_MAX;
+  const size_t known = std::max(nodes.size(), stored.nodes.size());
+  std::vector<uint32_t> place_of(known, kNone);   // by node: in `all`
+  std::vector<uint32_t> number_of(known, kNone);  // by node: in `candidates`
+  for (uint32_t i = 0; i < all.size(); ++i) place_of[all[i]] = i;
+  std::vector<Candidate> candidates;
+
   std::vector<StateFile> placed;
+  placed.reserve(targets.size());
   uint32_t turn = 0;
   std::vector<Place> on;
   for (StateFile& target : targets) {
@@ -213,29 +225,35 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
     if (target.states.empty()) on = places_of_state.front();  // padding: anywhere
     if (target.states.size() > 1) make_unique(on);
     if (const size_t has = count_nodes(on); has < replicas + 1u && has < all.size()) {
-      struct Candidate {
-        uint64_t held;
-        bool has_file;
-        uint32_t distance, node;
-      };
-      std::vector<Candidate> candidates;
       const HeldBytes held_bytes(stored, target.layout);
-      std::vector<uint64_t> held(std::max(nodes.size(), stored.nodes.size()), held_bytes.least());
-      held_bytes.for_each([&](uint32_t node, uint64_t bytes) { held[node] = bytes; });
-      const std::vector<bool> has_file = nodes_with(stored, target);
-      for (uint32_t i = 0; i < all.size(); ++i) {
-        if (is_on_node(on, all[i])) continue;
-        const uint32_t distance = (i + all.size() - turn % all.size()) % all.size();
-        const bool has_this = all[i] < has_file.size() && has_file[all[i]];
-        candidates.push_back({held[all[i]], has_this, distance, all[i]});
-      }
+      auto candidate_of = [&](uint32_t node) -> Candidate* {
+        if (place_of[node] == kNone || is_on_node(on, node)) return nullptr;
+        if (number_of[node] == kNone) {
+          number_of[node] = static_cast<uint32_t>(candidates.size());
+          const size_t distance = (place_of[node] + all.size() - turn % all.size()) % all.size();
+          candidates.push_back({held_bytes.least(), false, static_cast<uint32_t>(distance), node});
+        }
+        return &candidates[number_of[node]];
+      };
+      held_bytes.for_each([&](uint32_t node, uint64_t bytes) {
+        if (Candidate* candidate = candidate_of(node)) candidate->held = bytes;
+      });
+      for_each_with(stored, target, [&](uint32_t node) {
+        if (Candidate* candidate = candidate_of(node)) candidate->has_file = true;
+      });
+      // Of all others the first in turn.
+      const size_t enough = candidates.size() + replicas + 1u - has;
+      for (size_t i = 0; i < all.size() && candidates.size() < enough; ++i)
+        candidate_of(all[(turn + i) % all.size()]);
       const size_t more = std::min(candidates.size(), replicas + 1u - has);
       std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(more),
                         candidates.end(), [](const Candidate& a, const Candidate& b) {
                           return std::tuple(b.held, b.has_file, a.distance) <
                                  std::tuple(a.held, a.has_file, b.distance);
                         });
+      for (const Candidate& candidate : candidates) number_of[candidate.node] = kNone;
       for (size_t i = 0; i < more; ++i) on.emplace_back(candidates[i].node, NodeMemory::host());
+      candidates.clear();
       std::sort(on.begin(), on.end());
       ++turn;
     }

@@ -65,17 +65,22 @@ class Choices {
     uint32_t set;             // its number in Kind::sets
     uint32_t common = kNone;  // what it has of the want, in boxes_, once that was asked for
   };
-  /// A piece of an array.
-  struct Want {
-    uint32_t slot, piece;
-    uint32_t first, count;  // candidates; those of equal parts of alike tensors are the same
-    uint32_t tensor;
+  /// A piece of an array of a kind: the same for equal parts of alike tensors.
+  struct Part {
+    const Box* box;
+    uint32_t piece;
+    uint32_t first, count;  // candidates
     /// They have nothing in common and fill it: each is taken whole, in whatever order.
     bool simple;
   };
+  /// That piece of one of these arrays.
+  struct Want {
+    uint32_t slot, tensor;
+    uint32_t part;
+  };
   struct Kind {
-    uint32_t target;  // one of it
     std::vector<Want> wants;
+    std::vector<Part> parts;
     std::vector<Candidate> candidates;
     std::vector<uint32_t> sets;
   };
@@ -99,8 +104,8 @@ class Choices {
   static constexpr size_t kInOrderNumbers = 4;
 
   explicit Choices(const SourceIndex& source) : source_(source) {}
-  Result<Transfer> transfer(const ImageLayout& target, const Want& want, const Candidate& candidate,
-                            uint32_t choice) const;
+  Result<Transfer> transfer(const ImageLayout& target, const Want& want, const Part& part,
+                            const Candidate& candidate, uint32_t choice) const;
   /// An array and a piece of it that a choice takes from.
   struct From {
     const ArraySlot& slot;
@@ -121,9 +126,6 @@ class Choices {
                       std::span<const Taken> taken, std::vector<Transfer>& transfers) const;
   const Held& held_of(const Want& want, const Candidate& candidate) const {
     return source_.held(want.tensor, candidate.held);
-  }
-  const Box& box_of(const ImageLayout& target, const Want& want) const {
-    return target.arrays[want.slot].part->pieces[want.piece].global;
   }
 
   const SourceIndex& source_;
@@ -149,8 +151,9 @@ void Choices::for_each_source(uint32_t target, Visit&& visit) const {
       choice += kInOrderNumbers;
       continue;
     }
-    for (uint32_t i = 0; i < want.count; ++i, ++choice)
-      visit(source_image(*choice), kind.candidates[want.first + i].bytes);
+    const Part& part = kind.parts[want.part];
+    for (uint32_t i = 0; i < part.count; ++i, ++choice)
+      visit(source_image(*choice), kind.candidates[part.first + i].bytes);
   }
 }
 
@@ -169,6 +172,7 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
     for (const uint32_t target : targets) next.push_back(choices_.data() + first_choice_[target]);
     number.assign(targets.size(), 0);
     for (const Want& want : kinds_[k].wants) {
+      const Part& part = kinds_[k].parts[want.part];
       for (size_t i = 0; i < targets.size(); ++i) {
         if (*next[i] != kInOrder) continue;
         in_order.clear();
@@ -179,8 +183,8 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
           PTC_TRY(visit(takes, copy));
         }
       }
-      for (uint32_t c = 0; c < want.count; ++c) {
-        const Candidate& candidate = kinds_[k].candidates[want.first + c];
+      for (uint32_t c = 0; c < part.count; ++c) {
+        const Candidate& candidate = kinds_[k].candidates[part.first + c];
         takes.clear();
         for (size_t i = 0; i < targets.size(); ++i) {
           if (*next[i] == kInOrder) continue;
@@ -190,13 +194,13 @@ Result<> Choices::for_each_alike(Visit&& visit) const {
         }
         const CopyFrom copy = [&](const Take& take) -> Result<StridedCopy> {
           PTC_TRY(const Transfer one,
-                  transfer(targets_[take.target], want, candidate, take.source_image));
+                  transfer(targets_[take.target], want, part, candidate, take.source_image));
           return one.copy;
         };
         PTC_TRY(visit(takes, copy));
       }
       for (const uint32_t*& choice : next)
-        choice += *choice == kInOrder ? kInOrderNumbers : want.count;
+        choice += *choice == kInOrder ? kInOrderNumbers : part.count;
     }
   }
   return ok();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 #include "reshard/plan/relay.h"
 
@@ -87,27 +88,42 @@ class Traffic {
     received_.resize(nodes_);
   }
 
-  /// Which nodes send more than any receives, of the plan as it is without relays.
-  std::vector<bool> overloaded(const TransferPlan& plan) const {
-    std::vector<uint64_t> sent(nodes_), received(nodes_);
-    for (uint32_t i = 0; i < targets_.size(); ++i)
+  /// Of the plan as it is without relays.
+  void add_sources(const TransferPlan& plan) {
+    std::vector<uint64_t> of_nodes(nodes_);  // to one target
+    std::vector<uint32_t> from_nodes;
+    for (uint32_t i = 0; i < targets_.size(); ++i) {
       plan.for_each_source(i, [&](uint32_t source, uint64_t bytes) {
-        const uint32_t from = node_of(i, source), to = targets_[i].node;
-        if (from == to) return;
-        sent[from] += bytes;
-        received[to] += bytes;
+        uint64_t& sum = of_nodes[node_of(i, source)];
+        if (sum == 0) from_nodes.push_back(node_of(i, source));
+        sum += bytes;
       });
-    const uint64_t most = *std::max_element(received.begin(), received.end());
+      for (const uint32_t from : from_nodes)
+        received_[targets_[i].node][from] += std::exchange(of_nodes[from], 0);
+      from_nodes.clear();
+    }
+  }
+
+  /// Which nodes send more than any receives.
+  std::vector<bool> overloaded() const {
+    std::vector<uint64_t> sent(nodes_);
+    uint64_t most = 0;
+    for (uint32_t to = 0; to < nodes_; ++to) {
+      uint64_t received = 0;
+      for (const auto& [from, bytes] : received_[to]) {
+        if (from == to) continue;
+        sent[from] += bytes;
+        received += bytes;
+      }
+      most = std::max(most, received);
+    }
     std::vector<bool> nodes(nodes_);
     for (uint32_t node = 0; node < nodes_; ++node) nodes[node] = sent[node] > most;
     return nodes;
   }
 
+  /// With its relays.
   void add_up(TransferPlan& plan) {
-    for (uint32_t i = 0; i < targets_.size(); ++i)
-      plan.for_each_source(i, [&](uint32_t source, uint64_t bytes) {
-        add(node_of(i, source), targets_[i].node, bytes);
-      });
     if (plan.relays != nullptr)
       plan.relays->for_each_owner(
           [&](uint32_t source, std::span<const uint32_t> members, size_t owner, uint64_t bytes) {
@@ -135,19 +151,11 @@ class Traffic {
   uint32_t node_of(uint32_t target, uint32_t source_image) const {
     return source_image < sources_.size() ? sources_[source_image].node : targets_[target].node;
   }
-  void add(uint32_t from, uint32_t to, uint64_t bytes) {
-    if (from != last_.first || to != last_.second) {
-      last_ = {from, to};
-      sum_ = &received_[to][from];
-    }
-    *sum_ += bytes;
-  }
+  void add(uint32_t from, uint32_t to, uint64_t bytes) { received_[to][from] += bytes; }
 
   std::span<const ImageLayout> sources_, targets_;
   uint32_t nodes_ = 1;
   std::vector<std::unordered_map<uint32_t, uint64_t>> received_;  // by node, from each
-  std::pair<uint32_t, uint32_t> last_{UINT32_MAX, UINT32_MAX};
-  uint64_t* sum_ = nullptr;  // of last_
 };
 
 }  // namespace
@@ -178,7 +186,8 @@ Result<TransferPlan> plan_transfers(const SourceIndex& source,
   PTC_TRY(plan.choices, Choices::make(source, target, kept));
   plan.totals.minimum_bytes = plan.choices->minimum_bytes();
   Traffic traffic(source.images(), target);
-  if (const std::vector<bool> overloaded = traffic.overloaded(plan);
+  traffic.add_sources(plan);
+  if (const std::vector<bool> overloaded = traffic.overloaded();
       std::find(overloaded.begin(), overloaded.end(), true) != overloaded.end()) {
     PTC_TRY(plan.relays, RelayGroups::make(*plan.choices, source.images(), target, overloaded));
   }

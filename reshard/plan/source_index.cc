@@ -363,23 +363,27 @@ uint64_t SourceIndex::missing(uint32_t tensor, const std::vector<Box>& wanted) c
 SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
   HeldOf result;
   std::vector<std::pair<uint32_t, uint64_t>> by_set;  // few
-  struct Repeats {
-    uint32_t tensor;  // one of those that are alike
-    uint64_t times = 0;
-  };
-  std::unordered_map<AlikePart, Repeats, AlikePartHash> parts;
-  for (const ArraySlot& slot : file.arrays)
-    ++parts.try_emplace(AlikePart(*this, slot), Repeats{slot.tensor}).first->second.times;
-  for (const auto& [part, repeats] : parts)
-    for (const Piece& piece : part.part->pieces) {
-      result.all += repeats.times * bytes_of(repeats.tensor, piece.global);
+  AlikeParts parts;
+  std::vector<uint64_t> times;  // by part
+  for (const ArraySlot& slot : file.arrays) {
+    const uint32_t part = parts.number_of(AlikePart(*this, slot));
+    if (part == times.size()) times.push_back(0);
+    ++times[part];
+  }
+  for (size_t i = 0; i < times.size(); ++i) {
+    const auto& [tensor, part] = parts.all()[i];
+    for (const Piece& piece : part->pieces) {
+      result.all += times[i] * bytes_of(tensor, piece.global);
       if (piece.global.empty()) continue;
-      for_each_overlapping(repeats.tensor, piece.global, [&](const Held& held, const Box& common) {
-        const uint64_t bytes = repeats.times * bytes_of(repeats.tensor, common);
-        if (by_set.empty() || by_set.back().first != held.set) by_set.emplace_back(held.set, 0);
-        by_set.back().second += bytes;
-      });
+      for_each_overlapping(tensor, piece.global,
+                           [&, at = i, of = tensor](const Held& held, const Box& common) {
+                             const uint64_t bytes = times[at] * bytes_of(of, common);
+                             if (by_set.empty() || by_set.back().first != held.set)
+                               by_set.emplace_back(held.set, 0);
+                             by_set.back().second += bytes;
+                           });
     }
+  }
   auto add_up = [](std::vector<std::pair<uint32_t, uint64_t>>& sums) {
     std::sort(sums.begin(), sums.end());
     size_t count = 0;
@@ -394,6 +398,21 @@ SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
     for (const uint32_t node : sets_[set].nodes) result.by_node.emplace_back(node, bytes);
   add_up(result.by_node);
   return result;
+}
+
+bool SourceIndex::are_disjoint(uint32_t tensor, const std::vector<const Box*>& boxes) const {
+  std::vector<Interval> intervals;
+  intervals.reserve(boxes.size());
+  for (const Box* box : boxes) intervals.push_back(interval(tensors_[tensor], *box));
+  std::sort(intervals.begin(), intervals.end(),
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  bool behind = true;  // each other: so as a rule
+  for (size_t i = 1; i < intervals.size(); ++i)
+    behind = behind && intervals[i].begin >= intervals[i - 1].end;
+  for (size_t i = 0; !behind && i < boxes.size(); ++i)
+    for (size_t k = 0; k < i; ++k)
+      if (intersect(*boxes[i], *boxes[k])) return false;
+  return true;
 }
 
 std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) const {
@@ -417,6 +436,36 @@ std::vector<Box> SourceIndex::disjoint(uint32_t tensor, std::vector<Box> boxes) 
     result.insert(result.end(), fresh.begin(), fresh.end());
   }
   return result;
+}
+
+uint32_t AlikeParts::number_of(const AlikePart& one) {
+  size_t at = place_of(one);
+  for (; table_[at] != kNone; at = (at + 1) & (table_.size() - 1))
+    if (all_[table_[at]] == one) return table_[at];
+  const auto number = static_cast<uint32_t>(all_.size());
+  table_[at] = number;
+  all_.push_back(one);
+  if (2 * all_.size() > table_.size()) grow();
+  return number;
+}
+
+void AlikeParts::grow() {
+  table_.assign(2 * table_.size(), kNone);
+  for (uint32_t number = 0; number < all_.size(); ++number) {
+    size_t at = place_of(all_[number]);
+    while (table_[at] != kNone) at = (at + 1) & (table_.size() - 1);
+    table_[at] = number;
+  }
+}
+
+void AlikeParts::clear() {
+  // The table may be that of a much larger one before.
+  for (uint32_t number = 0; number < all_.size(); ++number) {
+    size_t at = place_of(all_[number]);
+    while (table_[at] != number) at = (at + 1) & (table_.size() - 1);
+    table_[at] = kNone;
+  }
+  all_.clear();
 }
 
 }  // namespace ptc

@@ -107,6 +107,8 @@ class SourceIndex {
 
   std::span<const ImageLayout> images() const { return images_; }
 
+  /// Whether no two of these boxes of a tensor have elements in common.
+  bool are_disjoint(uint32_t tensor, const std::vector<const Box*>& boxes) const;
   /// The boxes without what is in several of them.
   std::vector<Box> disjoint(uint32_t tensor, std::vector<Box> boxes) const;
 
@@ -201,12 +203,27 @@ struct AlikePart {
       : alike(index.alike(slot.tensor)), part(&*slot.part) {}
   friend bool operator==(const AlikePart&, const AlikePart&) = default;
 };
-struct AlikePartHash {
-  size_t operator()(const AlikePart& one) const {
-    return (reinterpret_cast<uintptr_t>(one.part) ^ uint64_t{one.alike} << 40) *
-               0x9e3779b97f4a7c15u >>
-           20;
+/// Numbers those that differ, as they come: 0, 1, … Threads: one.
+class AlikeParts {
+ public:
+  uint32_t number_of(const AlikePart& one);
+  /// By number.
+  const std::vector<AlikePart>& all() const { return all_; }
+  void clear();
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  size_t place_of(const AlikePart& one) const {
+    return ((reinterpret_cast<uintptr_t>(one.part) ^ uint64_t{one.alike} << 40) *
+                0x9e3779b97f4a7c15u >>
+            20) &
+           (table_.size() - 1);
   }
+  void grow();
+
+  std::vector<AlikePart> all_;
+  /// Numbers, each at its place or at the next that was free; a power of 2, half of it free.
+  std::vector<uint32_t> table_ = std::vector<uint32_t>(64, kNone);
 };
 
 /// A box of it, and where that lies in the local array.
