@@ -169,7 +169,7 @@ void SourceIndex::index_tensor(Tensor& tensor, std::span<Holder> holders, uint32
       continue;
     }
     const Interval at = interval(tensor, here);
-    tensor.held.push_back({at.begin, at.end, first_holder + i, 1, 0});
+    tensor.held.push_back({at.begin, at.end, first_holder + i, 1, 0, &here});
     tensor.reach.push_back(tensor.reach.empty() ? at.end : std::max(at.end, tensor.reach.back()));
   }
 }
@@ -365,6 +365,8 @@ SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
   std::vector<std::pair<uint32_t, uint64_t>> by_set;  // few
   AlikeParts parts;
   std::vector<uint64_t> times;  // by part
+  times.reserve(64);            // more than most have
+  by_set.reserve(64);
   for (const ArraySlot& slot : file.arrays) {
     const uint32_t part = parts.number_of(AlikePart(*this, slot));
     if (part == times.size()) times.push_back(0);
@@ -394,6 +396,9 @@ SourceIndex::HeldOf SourceIndex::held_of(const ImageLayout& file) const {
     sums.resize(count);
   };
   add_up(by_set);
+  size_t nodes = 0;
+  for (const auto& [set, bytes] : by_set) nodes += sets_[set].nodes.size();
+  result.by_node.reserve(nodes);
   for (const auto& [set, bytes] : by_set)
     for (const uint32_t node : sets_[set].nodes) result.by_node.emplace_back(node, bytes);
   add_up(result.by_node);

@@ -124,6 +124,7 @@ class SourceIndex {
     uint32_t first_holder;
     uint32_t holders;
     uint32_t set;
+    const Box* box;  // of an image's part
   };
   /// An image of a set, and which of the holders of each box of that set says where it is in it.
   struct Member {
@@ -149,7 +150,7 @@ class SourceIndex {
     return images_[kinds_[holder.kind]].arrays[holder.slot];
   }
   const Piece& piece(const Holder& holder) const { return slot(holder).part->pieces[holder.piece]; }
-  const Box& box(const Held& held) const { return piece(holders_[held.first_holder]).global; }
+  static const Box& box(const Held& held) { return *held.box; }
   /// visit(Held, Box: what they have in common), in C order.
   template <class Visit>
   void for_each_overlapping(uint32_t tensor, const Box& box, Visit&& visit) const;
