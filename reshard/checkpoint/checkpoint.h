@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reshard/checkpoint/checkpoint_facts.h"
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/known_damage.h"
@@ -75,63 +76,6 @@ class FileSet {
 };
 using FileSetRef = std::shared_ptr<const FileSet>;
 using StateFilesRef = std::shared_ptr<const std::vector<StateFile>>;
-
-/// What of a checkpoint never changes, read out of its files; all that read the same share one.
-/// Threads: any.
-class CheckpointFacts {
- public:
-  /// `headers` are the headers of the written files, one behind the other; `text` is that of the
-  /// manifest.
-  static Result<std::shared_ptr<const CheckpointFacts>> read(std::string_view text,
-                                                             std::string headers,
-                                                             SharedResults& results);
-  static Result<std::shared_ptr<const CheckpointFacts>> of(Manifest manifest, std::string_view text,
-                                                           std::string headers,
-                                                           SharedResults& results);
-  CheckpointFacts(Manifest manifest_given, std::string headers_given, std::string key_given);
-
-  const Manifest manifest;
-  const std::string headers;
-  const std::string key;  // no other's
-  const std::vector<TensorFacts> tensors;
-  std::vector<std::string> model_paths;  // by tensor: its path under model/
-  std::vector<bool>
-      primary;  // by tensor: of those of its name the one that has it in model/ and hf/
-  /// Tensors that hf/ is without.
-  struct LeftOut {
-    std::string file;
-    bool same_names;  // as parameters of another file, and other bytes; else they are optimizer
-                      // state
-    uint64_t tensors = 0;
-  };
-  std::vector<LeftOut> left_out;  // by file
-  /// What all written files that have the tensor, as far as their name tells, allow.
-  const ReadRights& rights_of(uint32_t tensor) const {
-    return rights_in(manifest.model->tensors()[tensor].file);
-  }
-  /// The same by the name of a file with tensors; of an unknown one: what all files allow.
-  const ReadRights& rights_in(const std::string& file) const {
-    const auto found = rights_by_file_.find(file);
-    return found == rights_by_file_.end() ? rights_of_all_ : found->second;
-  }
-
-  /// meta.json, made when it is first asked for.
-  const std::string& meta_json() const;
-
- private:
-  template <class GiveManifest>
-  static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text,
-                                                            std::string headers,
-                                                            SharedResults& results,
-                                                            GiveManifest&& give);
-  void find_primary(const std::vector<bool>& parameters);
-  void find_left_out(const std::vector<bool>& parameters);
-  std::string make_meta_json() const;
-  std::unordered_map<std::string, ReadRights> rights_by_file_;
-  ReadRights rights_of_all_;
-  mutable std::once_flag meta_made_;
-  mutable std::string meta_json_;
-};
 
 /// Open files of which some bytes are on other nodes hold it, and find out by it where these lie:
 /// also after they were moved, and as they were last when the checkpoint was removed.

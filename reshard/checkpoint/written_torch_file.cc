@@ -1,0 +1,175 @@
+#include "reshard/checkpoint/written_torch_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kMagic = "ptctorch";
+/// The same, then a TorchNaming: a number (1: whole), the length of the wrappers, these.
+constexpr std::string_view kMagicNaming = "ptctorc2";
+
+/// kInvalidArgument: of state by number it cannot be told whose it is.
+Result<> name_by_parameters(const TorchFile& file, TorchModelTensors& found) {
+  std::vector<MegatronArray> arrays;
+  for (size_t i = 0; i < found.numbers.size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[found.numbers[i]];
+    arrays.push_back({found.names[i], tensor.dtype, tensor.shape});
+  }
+  PTC_TRY(found.optimizer, MegatronOptimizer::find(file, arrays, found.numbers));
+  if (!found.optimizer) return ok();
+  std::unordered_set<std::string_view> names;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (const auto& name = found.optimizer->name(i)) found.names[i] = *name;
+    if (!names.insert(found.names[i]).second)
+      return invalid_argument("it has two tensors that are called {}", ptc::quoted(found.names[i]));
+  }
+  return ok();
+}
+
+}  // namespace
+
+std::string torch_outline(const std::vector<TorchOutlineRange>& ranges, std::string_view bytes) {
+  std::string text(kMagic);
+  auto add = [&](uint64_t number) {
+    text.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  add(ranges.size());
+  for (const TorchOutlineRange& range : ranges) add(range.begin), add(range.end - range.begin);
+  return text.append(bytes);
+}
+
+Result<std::optional<TorchNaming>> take_torch_naming(std::string_view& text) {
+  std::optional<TorchNaming> naming;
+  if (text.starts_with(kMagic)) return text.remove_prefix(kMagic.size()), naming;
+  uint64_t numbers[2];
+  if (text.starts_with(kMagicNaming) && text.size() >= kMagicNaming.size() + sizeof numbers) {
+    text.remove_prefix(kMagicNaming.size());
+    std::memcpy(numbers, text.data(), sizeof numbers);
+    text.remove_prefix(sizeof numbers);
+    if (numbers[1] <= text.size()) {
+      naming = TorchNaming{numbers[0] == 1, std::string(text.substr(0, numbers[1])), false};
+      return text.remove_prefix(numbers[1]), naming;
+    }
+  }
+  return make_error(Code::kCorrupt, "its outline is damaged");
+}
+
+Result<Literals> torch_literals(const FileOutline& outline) {
+  const auto damaged = [] { return make_error(Code::kCorrupt, "its outline is damaged"); };
+  std::string_view text = outline.text;
+  auto number = [&] {
+    uint64_t value = 0;
+    std::memcpy(&value, text.data(), sizeof value);
+    text.remove_prefix(sizeof value);
+    return value;
+  };
+  PTC_TRY(take_torch_naming(text));
+  if (text.size() < 8) return damaged();
+  const uint64_t count = number();
+  if (count > text.size() / 16) return damaged();
+  std::string_view bytes = text.substr(count * 16);
+  std::vector<Literals::Piece> pieces;
+  uint64_t end = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t offset = number(), length = number();
+    if (offset < end || offset > outline.file_bytes || length > outline.file_bytes - offset ||
+        length > bytes.size() || length == 0)
+      return damaged();
+    pieces.push_back({offset, std::string(bytes.substr(0, length))});
+    bytes.remove_prefix(length);
+    end = offset + length;
+  }
+  if (!bytes.empty()) return damaged();
+  return Literals(std::move(pieces));
+}
+
+ReadAt read_torch_literals(const Literals& literals) {
+  return [&literals](uint64_t offset, std::span<std::byte> into) -> Result<> {
+    std::memset(into.data(), 0, into.size());
+    literals.for_each(offset, offset + into.size(), [&](uint64_t at, std::string_view bytes) {
+      std::memcpy(into.data() + (at - offset), bytes.data(), bytes.size());
+    });
+    return ok();
+  };
+}
+
+Result<TorchModelTensors> torch_model_tensors(const TorchFile& file,
+                                              const std::optional<TorchNaming>& as) {
+  TorchModelTensors found;
+  TorchNames names;
+  for (uint32_t i = 0; i < file.tensors().size(); ++i) {
+    const TorchTensor& tensor = file.tensors()[i];
+    const std::vector<TorchStep> path = file.path(tensor.place);
+    // What has no name at all is the only thing in the file.
+    if (path.empty() || (tensor.dtype == DType::kU8 && is_random_state(path))) continue;
+    found.numbers.push_back(i);
+    names.add(tensor.name, path);
+  }
+  found.names = std::move(names).finish(as, &found.naming);
+  found.megatron = megatron_file(file);
+  if (found.megatron) {
+    PTC_TRY(name_by_parameters(file, found));
+  }
+  return found;
+}
+
+Result<std::shared_ptr<const WrittenTorchFile>> WrittenTorchFile::read(
+    const FileOutline& outline, std::span<const NewArgument> arguments) {
+  PTC_TRY(auto literals, torch_literals(outline));
+  std::string_view text = outline.text;
+  PTC_TRY(const auto naming, take_torch_naming(text));
+  PTC_TRY(auto file, TorchFile::read(read_torch_literals(literals), outline.file_bytes));
+  PTC_TRY(auto model, torch_model_tensors(file, naming));
+  for (const NewArgument& argument : arguments) {
+    if (!model.megatron) break;
+    for (const auto& [name, node] : model.megatron->nodes)
+      if (name == argument.name && file.pickle().is(node, PickleKind::kInt))
+        file.set_integer(node, argument.value);
+  }
+  return std::shared_ptr<const WrittenTorchFile>(
+      new WrittenTorchFile(std::move(literals), std::move(file), std::move(model)));
+}
+
+bool WrittenTorchFile::has_exactly(std::span<const NewArray> arrays) const {
+  if (arrays.size() != model_.names.size()) return false;
+  std::unordered_set<std::string_view> names(model_.names.begin(), model_.names.end());
+  return std::all_of(arrays.begin(), arrays.end(),
+                     [&](const NewArray& array) { return names.contains(array.name); });
+}
+
+Result<std::string> WrittenTorchFile::bytes(uint64_t offset, uint64_t count) const {
+  std::string copy(count, '\0');
+  PTC_TRY(read_torch_literals(literals_)(offset, std::as_writable_bytes(std::span(copy))));
+  return copy;
+}
+
+FileLayout finish_torch_layout(TorchLayout made, std::vector<uint64_t> offsets,
+                               std::vector<Literals::Piece> literals) {
+  FileLayout layout;
+  layout.bytes = made.zip.file_bytes;
+  layout.offsets = std::move(offsets);
+  for (ZipWriter::Piece& piece : made.zip.pieces)
+    literals.push_back({piece.offset, std::move(piece.bytes)});
+  std::erase_if(literals, [](const auto& piece) { return piece.bytes.empty(); });
+  std::sort(literals.begin(), literals.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  literals.erase(std::unique(literals.begin(), literals.end()), literals.end());  // of two names
+  layout.literals = Literals(std::move(literals));
+  return layout;
+}
+
+std::string with_naming(std::string_view outline, const TorchNaming& naming) {
+  if (!take_torch_naming(outline)) return std::string(outline);
+  std::string text(kMagicNaming);
+  for (const uint64_t number : {uint64_t{naming.whole}, uint64_t{naming.wrappers.size()}})
+    text.append(reinterpret_cast<const char*>(&number), sizeof number);
+  return text.append(naming.wrappers).append(outline);
+}
+
+}  // namespace ptc
