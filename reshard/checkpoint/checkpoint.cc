@@ -276,7 +276,15 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   if (std::none_of(tensors.begin(), tensors.end(), of_file)) return arguments;
   arguments.push_back({"tensor_model_parallel_size", spec.sizes.tp});
   arguments.push_back({"pipeline_model_parallel_size", spec.sizes.pp});
+  arguments.push_back({"expert_model_parallel_size", spec.sizes.ep});
   arguments.push_back({"expert_tensor_parallel_size", spec.sizes.tp});
+  // Of one stretch of layers these are None.
+  std::optional<int64_t> vpp, in_each;
+  if (spec.vpp > 1) vpp = spec.vpp;
+  if (spec.vpp > 1 && spec.stages.empty() && model().layers() % spec.chunks() == 0)
+    in_each = model().layers() / spec.chunks();
+  arguments.push_back({"virtual_pipeline_model_parallel_size", vpp});
+  arguments.push_back({"num_layers_per_virtual_pipeline_stage", in_each});
   const auto embedding = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
     return of_file(tensor) && tensor.name.ends_with("embedding.word_embeddings.weight");
   });

@@ -60,7 +60,7 @@ struct NewArray {
 /// What the `args` of a file of Megatron's shall say.
 struct NewArgument {
   std::string name;
-  int64_t value = 0;
+  std::optional<int64_t> value;  // nullopt: None
 };
 
 /// Of all files of a checkpoint together, replicas counted once: headers.bin is read at every

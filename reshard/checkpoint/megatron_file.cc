@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
+#include <charconv>
 
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
+
+/// Says where each layer is; of the value nothing is read but that there is one.
+constexpr std::string_view kPipelineLayout = "pipeline_model_parallel_layout";
 
 /// Of a hostile file others are not kept.
 constexpr std::string_view kArguments[] = {
@@ -15,6 +19,7 @@ constexpr std::string_view kArguments[] = {
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
     "virtual_pipeline_model_parallel_size",
+    "num_layers_per_virtual_pipeline_stage",
     "num_layers",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
@@ -45,6 +50,8 @@ void take_arguments(const Pickle& pickle, PickleId state, MegatronFile& file) {
   (void)pickle.for_pairs(state, [&](PickleId key, PickleId value) -> Result<> {
     if (!pickle.is(key, PickleKind::kText)) return ok();
     const std::string_view name = pickle.text(key);
+    if (name == kPipelineLayout && !pickle.is(value, PickleKind::kNone))
+      file.arguments.insert_or_assign(std::string(name), 1);
     if (std::find(std::begin(kArguments), std::end(kArguments), name) == std::end(kArguments))
       return ok();
     switch (pickle.kind(value)) {
@@ -63,14 +70,24 @@ void take_arguments(const Pickle& pickle, PickleId state, MegatronFile& file) {
   });
 }
 
-/// "model0".
-bool is_chunk(std::string_view key) {
+}  // namespace
+
+std::optional<uint32_t> megatron_chunk(std::string_view key) {
   constexpr std::string_view kModel = "model";
-  return key.size() > kModel.size() && key.starts_with(kModel) &&
-         key.find_first_not_of("0123456789", kModel.size()) == key.npos;
+  constexpr size_t kMostDigits = 5;
+  if (!key.starts_with(kModel)) return std::nullopt;
+  key.remove_prefix(kModel.size());
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), number);
+  const bool all = error == std::errc() && end == key.data() + key.size();
+  if (!all || key.size() > kMostDigits || (key.size() > 1 && key[0] == '0')) return std::nullopt;
+  return number;
 }
 
-}  // namespace
+size_t megatron_chunk_bytes(std::string_view name) {
+  const size_t dot = name.find('.');
+  return dot != name.npos && megatron_chunk(name.substr(0, dot)) ? dot + 1 : 0;
+}
 
 std::optional<int64_t> MegatronFile::argument(std::string_view name) const {
   const auto found = arguments.find(name);
@@ -102,7 +119,8 @@ std::optional<MegatronFile> megatron_file(const TorchFile& file) {
   bool has_arguments = false, has_version = false;
   for (const TorchLiteral& literal : file.literals()) {
     const std::vector<TorchStep> path = file.path(literal.place);
-    if (path.size() == 2 && is_at({path[0]}, "model") &&
+    if (path.size() == 2 && path[0].kind == TorchStep::Kind::kKey &&
+        (path[0].key == "model" || megatron_chunk(path[0].key)) &&
         !pickle.is(literal.node, PickleKind::kNone) &&
         path[1].key.find("layers.") != std::string::npos && found.of_layer.empty())
       found.of_layer = torch_name(path);
@@ -121,7 +139,9 @@ std::optional<MegatronFile> megatron_file(const TorchFile& file) {
   if (!has_arguments || !has_version) return std::nullopt;
   for (const TorchTensor& tensor : file.tensors()) {
     const std::vector<TorchStep> path = file.path(tensor.place);
-    found.in_chunks = found.in_chunks || (path.size() > 1 && is_chunk(path[0].key));
+    if (path.size() < 2 || path[0].kind != TorchStep::Kind::kKey) continue;
+    found.has_model = found.has_model || path[0].key == "model";
+    if (const auto chunk = megatron_chunk(path[0].key)) found.chunks.insert(*chunk);
   }
   return found;
 }

@@ -2,12 +2,15 @@
 // `--ckpt-format torch` writes): a dict with `args`, the argparse.Namespace of the program that
 // wrote it, `checkpoint_version`, `iteration`, `model`, `optimizer` and more.
 //
-// Such a file is its pipeline stage's own: layers count from the stage's first.
+// Such a file is its rank's own: layers count from the stage's first, experts from the rank's. Of a
+// virtual pipeline it has `model0`, `model1` … in the place of `model`, one for each stretch of
+// layers, and in each layers count from its first.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,7 +26,8 @@ struct MegatronFile {
   std::map<std::string, int64_t, std::less<>> arguments;
   /// The same as values of the pickle.
   std::vector<std::pair<std::string, PickleId>> nodes;
-  bool in_chunks = false;  // model0, model1 …: a stage has several stretches of layers
+  std::set<uint32_t> chunks;  // 0 and 1 of model0 and model1, which are stretches of layers
+  bool has_model = false;     // there are tensors in `model`
   std::string of_layer;  // the name of a value among a layer's tensors that is neither; empty: none
 
   std::optional<int64_t> argument(std::string_view name) const;
@@ -34,6 +38,11 @@ struct MegatronFile {
   /// The facts of `args` as the text of a config.json.
   std::string config_text() const;
 };
+
+/// The number of "model1"; nullopt: it is no such key.
+std::optional<uint32_t> megatron_chunk(std::string_view key);
+/// How many bytes "model1." has at the beginning of a name; 0: it does not begin so.
+size_t megatron_chunk_bytes(std::string_view name);
 
 /// nullopt: it is another file. Nothing of the Namespace is built; its attributes are read where
 /// the pickle has them.

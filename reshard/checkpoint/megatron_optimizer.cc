@@ -4,6 +4,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "reshard/checkpoint/megatron_file.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
 #include "store/tensor/dtype.h"
@@ -16,7 +17,7 @@ using Kind = TorchStep::Kind;
 
 constexpr std::string_view kOptimizerKey = "optimizer", kStateKey = "state",
                            kGroupsKey = "param_groups", kCopiesKey = "fp32_from_fp16_params";
-constexpr size_t kMostGroups = 256;
+constexpr size_t kMostGroups = 256, kMostUnits = 16;
 /// The tied head has its group.
 constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
 
@@ -32,6 +33,15 @@ bool is_trained(const MegatronArray& array) {
     return false;
   return std::none_of(std::begin(kBuffers), std::end(kBuffers),
                       [&](std::string_view buffer) { return array.name.ends_with(buffer); });
+}
+
+/// Of a rank's own, not of those that all tokens go through.
+bool is_expert(std::string_view name) { return name.find(".experts.") != name.npos; }
+
+/// "decoder.layers.#.w" of all layers and stretches of layers.
+std::string kind_of_parameter(std::string_view name) {
+  name.remove_prefix(megatron_chunk_bytes(name));
+  return without_numbers(name);
 }
 
 bool is_norm_of_heads(std::string_view name) {
@@ -78,27 +88,34 @@ class MegatronOptimizer::Finder {
   struct Group {
     std::vector<int64_t> numbers;
     std::optional<double> wd_mult;
+    bool of_experts = false;
     std::vector<uint32_t> parameters;  // in arrays_, in the order of numbers
     std::vector<uint32_t> masters;     // those of them that have a master copy
   };
   struct State {
-    uint32_t array;
+    uint32_t array, unit;
     int64_t number;
     std::string kind;
   };
   struct Copy {
-    uint32_t array;
+    uint32_t array, unit;
     size_t group, position;
   };
+  using GroupKey = std::pair<uint32_t, size_t>;  // unit, position
 
-  Result<> set_unit(std::span<const TorchStep> unit) {
+  Result<uint32_t> unit_of(std::span<const TorchStep> unit) {
     const Path path(unit.begin(), unit.end());
-    if (found_.unit_.empty()) found_.unit_ = path;
-    if (found_.unit_ == path) return ok();
+    for (uint32_t u = 0; u < found_.units_.size(); ++u)
+      if (found_.units_[u].path == path) return u;
+    if (found_.units_.size() == kMostUnits) return several_optimizers(path);
+    found_.units_.push_back({path});
+    return static_cast<uint32_t>(found_.units_.size() - 1);
+  }
+  Error several_optimizers(const Path& other) const {
     return invalid_argument(
         "it has several optimizers ({} and {}), and whose their state is cannot be told: save "
         "with --ckpt-format torch_dist, or without optimizer (--no-save-optim)",
-        quoted(torch_name(found_.unit_)), quoted(torch_name(path)));
+        quoted(torch_name(found_.units_.front().path)), quoted(torch_name(other)));
   }
 
   Result<> find_groups() {
@@ -116,17 +133,19 @@ class MegatronOptimizer::Finder {
                 quoted(torch_name(path)));
         continue;
       }
-      const auto index = static_cast<size_t>(path[size - 2].number);
-      if (is_key(path[size - 1], "wd_mult")) {
-        if (pickle.is(literal.node, PickleKind::kFloat))
-          groups_[index].wd_mult = pickle.number(literal.node);
-        if (pickle.is(literal.node, PickleKind::kInt))
-          groups_[index].wd_mult = static_cast<double>(pickle.integer(literal.node));
-      }
-      if (!is_key(path[size - 1], "params") || !pickle.is(literal.node, PickleKind::kList))
-        continue;
-      PTC_TRY(set_unit(std::span(path).first(size - 3)));
-      Group& group = groups_[index];
+      const bool wd_mult = is_key(path[size - 1], "wd_mult"),
+                 of_experts = is_key(path[size - 1], "is_expert_parallel"),
+                 params =
+                     is_key(path[size - 1], "params") && pickle.is(literal.node, PickleKind::kList);
+      if (!wd_mult && !of_experts && !params) continue;
+      PTC_TRY(const uint32_t unit, unit_of(std::span(path).first(size - 3)));
+      Group& group = groups_[{unit, static_cast<size_t>(path[size - 2].number)}];
+      if (of_experts) group.of_experts = pickle.is(literal.node, PickleKind::kTrue);
+      if (wd_mult && pickle.is(literal.node, PickleKind::kFloat))
+        group.wd_mult = pickle.number(literal.node);
+      if (wd_mult && pickle.is(literal.node, PickleKind::kInt))
+        group.wd_mult = static_cast<double>(pickle.integer(literal.node));
+      if (!params) continue;
       PTC_TRY(pickle.for_items(literal.node, [&](PickleId item) -> Result<> {
         if (!pickle.is(item, PickleKind::kInt))
           return invalid_argument("{} has {}, and no number", quoted(torch_name(path)),
@@ -149,17 +168,32 @@ class MegatronOptimizer::Finder {
       if (size >= 4 && is_key(path[size - 3], kStateKey) &&
           path[size - 2].kind == Kind::kNumberKey && path[size - 1].kind == Kind::kKey &&
           path[size - 1].key.find('.') == std::string::npos) {
-        PTC_TRY(set_unit(std::span(path).first(size - 3)));
-        state_.push_back({i, path[size - 2].number, path[size - 1].key});
+        PTC_TRY(const uint32_t unit, unit_of(std::span(path).first(size - 3)));
+        state_.push_back({i, unit, path[size - 2].number, path[size - 1].key});
       } else if (size >= 4 && is_key(path[size - 3], kCopiesKey) &&
                  path[size - 2].kind == Kind::kListIndex &&
                  path[size - 1].kind == Kind::kListIndex) {
-        const Path list(path.begin(), path.end() - 2);
-        if (found_.copies_.empty()) found_.copies_ = list;
-        if (found_.copies_ != list) return set_unit(list);
-        copies_.push_back({i, static_cast<size_t>(path[size - 2].number),
+        copies_.push_back({i, 0, static_cast<size_t>(path[size - 2].number),
                            static_cast<size_t>(path[size - 1].number)});
       }
+    }
+    return find_units_of_copies();
+  }
+
+  /// Master copies lie beside the optimizer that has their moments.
+  Result<> find_units_of_copies() {
+    for (Copy& copy : copies_) {
+      Path list = file_.path(file_.tensors()[numbers_[copy.array]].place);
+      list.resize(list.size() - 2);
+      Path beside(list.begin(), list.end() - 1);
+      beside.push_back(key_step(kOptimizerKey));
+      // One alone may be anywhere.
+      if (found_.units_.size() > 1 || found_.units_.empty()) {
+        PTC_TRY(copy.unit, unit_of(beside));
+      }
+      Unit& unit = found_.units_[copy.unit];
+      if (unit.copies.empty()) unit.copies = list;
+      if (unit.copies != list) return several_optimizers(list);
     }
     return ok();
   }
@@ -182,7 +216,7 @@ class MegatronOptimizer::Finder {
       if (!fits) continue;
       for (auto& [index, group] : groups_) {
         for (size_t n = 0; n < group.numbers.size(); ++n) {
-          if (!by_number_.try_emplace(group.numbers[n], group.parameters[n]).second)
+          if (!by_number_.try_emplace({index.first, group.numbers[n]}, group.parameters[n]).second)
             return invalid_argument("parameter {} is in two of the optimizer's groups",
                                     group.numbers[n]);
           if (has_master(arrays_[group.parameters[n]].dtype))
@@ -203,11 +237,15 @@ class MegatronOptimizer::Finder {
   Group* group_for(const MegatronArray& array, bool heads_too) {
     const bool plain = array.shape.size() != 1 && !array.name.ends_with(".bias");
     const bool decays = plain || (heads_too && is_norm_of_heads(array.name));
+    const bool experts_apart = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
+      return group.second.of_experts && !group.second.numbers.empty();
+    });
     Group* only = nullptr;
     Group* of_its_kind = nullptr;
     size_t count = 0, of_kind = 0;
     for (auto& [index, group] : groups_) {
       if (group.numbers.empty()) continue;
+      if (experts_apart && group.of_experts != is_expert(array.name)) continue;
       ++count;
       only = &group;
       if ((group.wd_mult.value_or(1) != 0) != decays) continue;
@@ -237,27 +275,27 @@ class MegatronOptimizer::Finder {
           quoted(arrays_[array].name), quoted(arrays_[parameter].name));
     };
     for (const State& state : state_) {
-      const auto parameter = by_number_.find(state.number);
+      const auto parameter = by_number_.find({state.unit, state.number});
       if (parameter == by_number_.end())
         return invalid_argument("{} is of a parameter that is in none of the optimizer's groups",
                                 quoted(arrays_[state.array].name));
       PTC_TRY(check(state.array, parameter->second, true));
     }
-    std::map<size_t, size_t> counts;
+    std::map<GroupKey, size_t> counts;
     for (const Copy& copy : copies_) {
-      const auto group = groups_.find(copy.group);
+      const auto group = groups_.find({copy.unit, copy.group});
       if (group == groups_.end() || copy.position >= group->second.masters.size())
         return invalid_argument(
             "{} is a master copy of a parameter that is in none of the optimizer's groups",
             quoted(arrays_[copy.array].name));
       PTC_TRY(check(copy.array, group->second.masters[copy.position], false));
-      ++counts[copy.group];
+      ++counts[{copy.unit, copy.group}];
     }
     for (const auto& [index, count] : counts)
       if (count != groups_.at(index).masters.size())
         return invalid_argument("{}, group {}: {} master copies for {} parameters",
-                                quoted(torch_name(found_.copies_)), index, count,
-                                groups_.at(index).masters.size());
+                                quoted(torch_name(found_.units_[index.first].copies)), index.second,
+                                count, groups_.at(index).masters.size());
     return ok();
   }
 
@@ -271,21 +309,25 @@ class MegatronOptimizer::Finder {
       return invalid_argument("the names of its optimizer's state take more than {} bytes", most);
     };
     found_.names_.resize(arrays_.size());
-    found_.groups_ = groups_.empty() ? 0 : groups_.rbegin()->first + 1;
-    found_.state_prefix_ = torch_name(joined(found_.unit_, {key_step(kStateKey)})) + '.';
-    if (!found_.copies_.empty()) found_.copies_prefix_ = torch_name(found_.copies_) + '.';
-    for (const auto& [index, group] : groups_)
+    for (Unit& unit : found_.units_) {
+      unit.state_prefix = torch_name(joined(unit.path, {key_step(kStateKey)})) + '.';
+      if (!unit.copies.empty()) unit.copies_prefix = torch_name(unit.copies) + '.';
+    }
+    for (const auto& [index, group] : groups_) {
+      found_.units_[index.first].groups = index.second + 1;  // the last is the highest
       for (const uint32_t i : group.parameters)
-        found_.group_of_.try_emplace(without_numbers(arrays_[i].name),
-                                     static_cast<uint32_t>(index));
+        found_.group_of_.try_emplace(kind_of_parameter(arrays_[i].name),
+                                     GroupId{index.first, static_cast<uint32_t>(index.second)});
+    }
     for (const State& state : state_) {
-      PTC_TRY(take(fmt::format("{}{}.{}", found_.state_prefix_,
-                               arrays_[by_number_.at(state.number)].name, state.kind),
+      PTC_TRY(take(fmt::format("{}{}.{}", found_.units_[state.unit].state_prefix,
+                               arrays_[by_number_.at({state.unit, state.number})].name, state.kind),
                    state.array));
     }
     for (const Copy& copy : copies_) {
-      PTC_TRY(take(fmt::format("{}{}", found_.copies_prefix_,
-                               arrays_[groups_.at(copy.group).masters[copy.position]].name),
+      const Group& group = groups_.at({copy.unit, copy.group});
+      PTC_TRY(take(fmt::format("{}{}", found_.units_[copy.unit].copies_prefix,
+                               arrays_[group.masters[copy.position]].name),
                    copy.array));
     }
     return ok();
@@ -295,11 +337,11 @@ class MegatronOptimizer::Finder {
   const std::span<const MegatronArray> arrays_;
   const std::span<const uint32_t> numbers_;
   MegatronOptimizer found_;
-  std::map<size_t, Group> groups_;
+  std::map<GroupKey, Group> groups_;
   std::vector<uint32_t> parameters_;  // in arrays_
   std::vector<State> state_;
   std::vector<Copy> copies_;
-  std::unordered_map<int64_t, uint32_t> by_number_;  // in arrays_
+  std::map<std::pair<uint32_t, int64_t>, uint32_t> by_number_;  // unit and number → in arrays_
 };
 
 Result<std::optional<MegatronOptimizer>> MegatronOptimizer::find(
@@ -313,15 +355,20 @@ const std::optional<std::string>& MegatronOptimizer::name(size_t array) const {
 }
 
 std::optional<MegatronOptimizer::State> MegatronOptimizer::state_of(std::string_view name) const {
-  if (!copies_prefix_.empty() && name.starts_with(copies_prefix_))
-    return State{name.substr(copies_prefix_.size()), {}};
-  const size_t dot = name.rfind('.');
-  if (!name.starts_with(state_prefix_) || dot < state_prefix_.size()) return std::nullopt;
-  return State{name.substr(state_prefix_.size(), dot - state_prefix_.size()), name.substr(dot + 1)};
+  for (uint32_t u = 0; u < units_.size(); ++u) {
+    const std::string &copies = units_[u].copies_prefix, &state = units_[u].state_prefix;
+    if (!copies.empty() && name.starts_with(copies))
+      return State{u, name.substr(copies.size()), {}};
+    const size_t dot = name.rfind('.');
+    if (!name.starts_with(state) || dot < state.size()) continue;
+    return State{u, name.substr(state.size(), dot - state.size()), name.substr(dot + 1)};
+  }
+  return std::nullopt;
 }
 
-std::optional<uint32_t> MegatronOptimizer::group_of(std::string_view parameter) const {
-  std::string kind = without_numbers(parameter);
+std::optional<MegatronOptimizer::GroupId> MegatronOptimizer::group_of(
+    std::string_view parameter) const {
+  std::string kind = kind_of_parameter(parameter);
   if (const auto found = group_of_.find(kind); found != group_of_.end()) return found->second;
   for (const auto& [own, other] :
        {std::pair(kMegatronHead, kEmbedding), std::pair(kEmbedding, kMegatronHead)}) {
@@ -333,9 +380,20 @@ std::optional<uint32_t> MegatronOptimizer::group_of(std::string_view parameter) 
 }
 
 void MegatronOptimizer::add(const MegatronOptimizer& other) {
-  if (copies_.empty()) copies_ = other.copies_, copies_prefix_ = other.copies_prefix_;
-  groups_ = std::max(groups_, other.groups_);
-  for (const auto& [kind, group] : other.group_of_) group_of_.try_emplace(kind, group);
+  std::vector<uint32_t> unit_here;
+  for (const Unit& unit : other.units_) {
+    const auto same = std::find_if(units_.begin(), units_.end(),
+                                   [&](const Unit& one) { return one.path == unit.path; });
+    unit_here.push_back(static_cast<uint32_t>(same - units_.begin()));
+    if (same == units_.end()) {
+      units_.push_back(unit);
+      continue;
+    }
+    if (same->copies.empty()) same->copies = unit.copies, same->copies_prefix = unit.copies_prefix;
+    same->groups = std::max(same->groups, unit.groups);
+  }
+  for (const auto& [kind, id] : other.group_of_)
+    group_of_.try_emplace(kind, GroupId{unit_here[id.unit], id.group});
 }
 
 Result<MegatronOptimizer::Places> MegatronOptimizer::places(
@@ -352,34 +410,38 @@ Result<MegatronOptimizer::Places> MegatronOptimizer::places(
     }
   }
   parameters.insert(parameters.end(), last.begin(), last.end());
-  std::vector<std::vector<std::string_view>> groups(groups_);
+  std::vector<std::vector<std::vector<std::string_view>>> groups;  // by unit
+  for (const Unit& unit : units_) groups.emplace_back(unit.groups);
   for (const std::string_view parameter : parameters) {
     const auto group = group_of(parameter);
-    if (!group || *group >= groups.size())
+    if (!group || group->group >= groups[group->unit].size())
       return invalid_argument(
           "no file that was written says which of the optimizer's groups has {}",
           quoted(parameter));
-    groups[*group].push_back(parameter);
+    groups[group->unit][group->group].push_back(parameter);
   }
   struct Place {
     size_t group, copy;
     int64_t number;
   };
   std::unordered_map<std::string_view, Place> place_of;
-  int64_t number = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    size_t copies = 0;
-    std::vector<int64_t> numbers;
-    for (const std::string_view parameter : groups[g]) {
-      place_of.emplace(parameter, Place{g, copies, number});
-      if (with_copy.contains(parameter)) ++copies;
-      numbers.push_back(number++);
+  for (size_t u = 0; u < groups.size(); ++u) {
+    const Unit& unit = units_[u];
+    int64_t number = 0;
+    for (size_t g = 0; g < groups[u].size(); ++g) {
+      size_t copies = 0;
+      std::vector<int64_t> numbers;
+      for (const std::string_view parameter : groups[u][g]) {
+        place_of.emplace(parameter, Place{g, copies, number});
+        if (with_copy.contains(parameter)) ++copies;
+        numbers.push_back(number++);
+      }
+      places.groups.emplace_back(
+          joined(unit.path, {key_step(kGroupsKey), list_step(g), key_step("params")}),
+          std::move(numbers));
+      if (copies == 0 && !unit.copies.empty())
+        places.empty_lists.push_back(joined(unit.copies, {list_step(g)}));
     }
-    places.groups.emplace_back(
-        joined(unit_, {key_step(kGroupsKey), list_step(g), key_step("params")}),
-        std::move(numbers));
-    if (copies == 0 && !copies_.empty())
-      places.empty_lists.push_back(joined(copies_, {list_step(g)}));
   }
   for (size_t i = 0; i < arrays.size(); ++i) {
     const auto state = state_of(arrays[i].name);
@@ -391,8 +453,8 @@ Result<MegatronOptimizer::Places> MegatronOptimizer::places(
     const auto& [group, copy, at] = place->second;
     places.paths[i] =
         state->kind.empty()
-            ? joined(copies_, {list_step(group), list_step(copy)})
-            : joined(unit_,
+            ? joined(units_[state->unit].copies, {list_step(group), list_step(copy)})
+            : joined(units_[state->unit].path,
                      {key_step(kStateKey), {Kind::kNumberKey, {}, at}, key_step(state->kind)});
   }
   return places;

@@ -7,7 +7,9 @@
 // all groups have as many parameters as it gives them, and each has the shape of its state. So
 //   optimizer.optimizer.state.3.exp_avg           is  optimizer.optimizer.state.<parameter>.exp_avg
 //   optimizer.optimizer.fp32_from_fp16_params.0.2  is  optimizer.fp32_from_fp16_params.<parameter>
-// in a checkpoint, and the other way round in the files of each layout.
+// in a checkpoint, and the other way round in the files of each layout. Where experts are cut over
+// ranks they have groups of their own (`is_expert_parallel`), in an optimizer of their own: those
+// are optimizer.0 and optimizer.1, and each counts from 0.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +46,8 @@ class MegatronOptimizer {
   /// The name of `arrays[i]`, if it is state by number.
   const std::optional<std::string>& name(size_t array) const;
 
-  /// Where they belong in a file that has exactly `arrays` (in the model's order), with groups as
+  /// Where they belong in a file that has exactly `arrays` (in the model's order: by stretch of
+  /// layers, where there are several), with groups as
   /// this one: by array; empty: it is no state of the optimizer's.
   struct Places {
     std::vector<std::vector<TorchStep>> paths;
@@ -59,19 +62,27 @@ class MegatronOptimizer {
 
  private:
   class Finder;
-  std::optional<uint32_t> group_of(std::string_view parameter) const;
+  struct GroupId {
+    uint32_t unit, group;
+  };
+  std::optional<GroupId> group_of(std::string_view parameter) const;
   /// What of a name is the parameter's, and the kind of state (empty: a master copy).
   struct State {
+    uint32_t unit;
     std::string_view parameter, kind;
   };
   std::optional<State> state_of(std::string_view name) const;
 
-  std::vector<TorchStep> unit_;    // the dict with `state` and `param_groups`
-  std::vector<TorchStep> copies_;  // the list of groups of master copies; empty: there are none
-  std::string state_prefix_, copies_prefix_;  // of names: "optimizer.optimizer.state."
-  size_t groups_ = 0;
-  std::unordered_map<std::string, uint32_t> group_of_;  // by name without numbers
-  std::vector<std::optional<std::string>> names_;       // by array
+  /// One optimizer.
+  struct Unit {
+    std::vector<TorchStep> path;    // the dict with `state` and `param_groups`
+    std::vector<TorchStep> copies;  // the list of groups of master copies; empty: there are none
+    std::string state_prefix, copies_prefix;  // of names: "optimizer.optimizer.state."
+    size_t groups = 0;
+  };
+  std::vector<Unit> units_;
+  std::unordered_map<std::string, GroupId> group_of_;  // by name without chunk and numbers
+  std::vector<std::optional<std::string>> names_;      // by array
 };
 
 }  // namespace ptc

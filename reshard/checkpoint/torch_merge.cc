@@ -58,6 +58,9 @@ class TorchMerge {
   explicit TorchMerge(std::span<const NewArray> arrays) : arrays_(arrays), left_(arrays.size()) {
     for (uint32_t i = 0; i < arrays.size(); ++i) {
       by_name_.emplace(arrays[i].name, i);
+      const size_t chunk = megatron_chunk_bytes(arrays[i].name);
+      chunks_.insert(arrays[i].name.substr(0, chunk));
+      has_chunks_ = has_chunks_ || chunk > 0;
     }
     placed_.resize(arrays.size());
   }
@@ -68,6 +71,8 @@ class TorchMerge {
     files_.push_back(written);
     const TorchFile& file = written->file();
     is_megatron_ = is_megatron_ || written->model().megatron.has_value();
+    const bool other_chunks = is_megatron_ && written->model().megatron &&
+                              (has_chunks_ || !written->model().megatron->chunks.empty());
     if (written->model().optimizer && optimizer_) optimizer_->add(*written->model().optimizer);
     else if (written->model().optimizer) optimizer_ = written->model().optimizer;
     Tensors tensors;
@@ -79,7 +84,9 @@ class TorchMerge {
       note(tensors, path, take);
       if (found == by_name_.end()) names_elsewhere_.insert(std::string(name));
       kinds_.try_emplace(without_numbers(name), path);
-      if (is_megatron_) modules_with_tensors_.insert(module_of(without_layer(name)));
+      if (is_megatron_)
+        modules_with_tensors_.insert(
+            module_of(without_layer(name.substr(megatron_chunk_bytes(name)))));
       if (!take) continue;
       placed_[found->second] = true;
       --left_;
@@ -87,9 +94,13 @@ class TorchMerge {
     }
     for (const TorchLiteral& literal : file.literals()) {
       std::vector<TorchStep> path = file.path(literal.place);
-      if (path.empty() || !comes(tensors, path, path.size() - 1, first)) continue;
+      // What is beside tensors is where its module is, whatever the dict that it was in is called.
+      const bool of_module = is_megatron_ && is_beside_tensors(path);
+      if (path.empty() ||
+          (!(of_module && other_chunks) && !comes(tensors, path, path.size() - 1, first)))
+        continue;
       if (take_parameters(path, file.pickle(), literal.node)) continue;
-      if (is_megatron_ && is_beside_tensors(path)) {
+      if (of_module) {
         const std::string& name = path.back().key;
         if (layer_in(name).second > 0 && !file.pickle().is(literal.node, PickleKind::kNone))
           return invalid_argument(
@@ -134,8 +145,7 @@ class TorchMerge {
       if (placed_[i]) continue;
       const auto kind = kinds_.find(without_numbers(arrays_[i].name));
       if (is_megatron_) {
-        place({{TorchStep::Kind::kKey, "model", 0}, {TorchStep::Kind::kKey, arrays_[i].name, 0}},
-              i);
+        place(path_in_model(arrays_[i].name), i);
         continue;
       }
       std::vector<TorchStep> path;
@@ -255,16 +265,57 @@ class TorchMerge {
         parameters.all.push_back(std::move(one));
     return true;
   }
+  /// "model1.decoder.w" is "decoder.w" in model1.
+  static std::vector<TorchStep> path_in_model(std::string_view name) {
+    const size_t chunk = megatron_chunk_bytes(name);
+    return {
+        {TorchStep::Kind::kKey, std::string(chunk > 0 ? name.substr(0, chunk - 1) : "model"), 0},
+        {TorchStep::Kind::kKey, std::string(name.substr(chunk)), 0}};
+  }
+
   /// Whoever reads the file again knows an optimizer's state by the order of parameters: that of
   /// the model, whatever files they came from. The head is last, also one that is the embedding.
+  /// Layers and experts are in the order of their numbers, where the first of them is.
+  std::vector<uint32_t> in_order() const {
+    // What is before each number of a name, and the number; at last all of it without numbers.
+    std::vector<std::vector<std::pair<uint32_t, uint64_t>>> keys(arrays_.size());
+    std::unordered_map<std::string, uint32_t> first;  // by what is before a number
+    for (uint32_t i = 0; i < arrays_.size(); ++i) {
+      const std::string_view name = arrays_[i].name;
+      std::string before;
+      for (size_t at = 0; at < name.size();) {
+        const size_t begin = std::min(name.find_first_of("0123456789", at), name.size());
+        before += name.substr(at, begin - at);
+        if (begin == name.size()) break;
+        at = std::min(name.find_first_not_of("0123456789", begin), name.size());
+        const std::string_view digits = name.substr(begin, std::min<size_t>(at - begin, 18));
+        // "layers.3.", "weight3", and not "linear_fc1".
+        if (!before.ends_with('.') && !before.ends_with("weight") && !before.ends_with("bias")) {
+          before += digits;
+          continue;
+        }
+        uint64_t number = 0;
+        for (const char digit : digits) number = number * 10 + static_cast<uint64_t>(digit - '0');
+        keys[i].emplace_back(first.try_emplace(before, i).first->second, number);
+        before += '#';
+      }
+      keys[i].emplace_back(first.try_emplace(before + '.', i).first->second, 0);
+    }
+    std::vector<uint32_t> order(arrays_.size());
+    for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    const auto is_head = [&](uint32_t i) { return arrays_[i].name.ends_with(kMegatronHead); };
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+      return is_head(a) != is_head(b) ? is_head(b) : keys[a] < keys[b];
+    });
+    return order;
+  }
   void put_in_order() {
-    std::vector<uint32_t> order(array_.size());
+    order_ = in_order();
+    std::vector<uint32_t> position(arrays_.size()), order(array_.size());
+    for (uint32_t i = 0; i < order_.size(); ++i) position[order_[i]] = i;
     for (uint32_t v = 0; v < order.size(); ++v) order[v] = v;
-    const auto rank = [&](uint32_t v) {
-      return std::pair(arrays_[array_[v]].name.ends_with(kMegatronHead), array_[v]);
-    };
     std::sort(order.begin(), order.end(),
-              [&](uint32_t a, uint32_t b) { return rank(a) < rank(b); });
+              [&](uint32_t a, uint32_t b) { return position[array_[a]] < position[array_[b]]; });
     std::vector<TorchPathValue> values;
     std::vector<uint32_t> arrays;
     for (const uint32_t v : order) {
@@ -278,10 +329,12 @@ class TorchMerge {
   /// The optimizer's state goes by number in the files of Megatron's, and its groups list these.
   Result<> place_state() {
     std::vector<MegatronArray> arrays;
-    for (const NewArray& array : arrays_) arrays.push_back({array.name, array.dtype, array.shape});
+    for (const uint32_t i : order_)
+      arrays.push_back({arrays_[i].name, arrays_[i].dtype, arrays_[i].shape});
     PTC_TRY(auto places, optimizer_->places(arrays));
+    // Values are in that order, too.
     for (size_t v = 0; v < array_.size(); ++v)
-      if (auto& path = places.paths[array_[v]]; !path.empty()) values_[v].path = std::move(path);
+      if (auto& path = places.paths[v]; !path.empty()) values_[v].path = std::move(path);
     for (auto& [path, numbers] : places.groups) {
       PickleWriter list;
       list.opcode(']');
@@ -302,21 +355,30 @@ class TorchMerge {
 
   /// Whether it is beside the tensors, in the flat dict of Megatron's model.
   static bool is_beside_tensors(const std::vector<TorchStep>& path) {
-    return path.size() == 2 && path[0].key == "model" && path[1].kind == TorchStep::Kind::kKey;
+    return path.size() == 2 && (path[0].key == "model" || megatron_chunk(path[0].key)) &&
+           path[1].kind == TorchStep::Kind::kKey;
   }
-  /// Where the number is in a name: begin and end; 0: there is none.
-  static std::pair<size_t, size_t> layer_in(std::string_view name) {
-    constexpr std::string_view kLayers = "layers.";
-    const size_t at = name.find(kLayers);
+  /// Where the number behind `word` is in a name: begin and end; 0: there is none.
+  static std::pair<size_t, size_t> number_after(std::string_view word, std::string_view name) {
+    const size_t at = name.find(word);
     if (at == name.npos || (at > 0 && name[at - 1] != '.')) return {0, 0};
-    const size_t begin = at + kLayers.size();
+    const size_t begin = at + word.size();
     const size_t end = std::min(name.find_first_not_of("0123456789", begin), name.size());
     return end > begin ? std::pair(begin, end) : std::pair<size_t, size_t>(0, 0);
   }
-  /// The name with "#" for the number of its layer.
+  static std::pair<size_t, size_t> layer_in(std::string_view name) {
+    return number_after("layers.", name);
+  }
+  /// Within its layer.
+  static std::pair<size_t, size_t> expert_in(std::string_view name) {
+    const auto found = number_after("local_experts.", name);
+    return found.first > layer_in(name).second ? found : std::pair<size_t, size_t>(0, 0);
+  }
+  /// The name with "#" for the numbers of its layer and expert.
   static std::string without_layer(std::string_view name) {
     std::string kind(name);
-    if (const auto [begin, end] = layer_in(name); end > 0) kind.replace(begin, end - begin, "#");
+    for (const auto& [begin, end] : {expert_in(name), layer_in(name)})
+      if (end > 0) kind.replace(begin, end - begin, "#");
     return kind;
   }
   static std::string module_of(std::string_view name) {
@@ -325,27 +387,36 @@ class TorchMerge {
   /// What modules have beside their tensors (`_extra_state`, most often None) is where the module
   /// is. That of layers is None.
   void place_of_modules() {
-    std::set<std::string> layers;
+    // Layers, and layers' experts, by stretch of layers ("model1.").
+    std::map<std::string, std::set<std::pair<std::string, std::string>>> layers, experts;
     for (const NewArray& array : arrays_) {
-      if (const auto [begin, end] = layer_in(array.name); end > 0)
-        layers.insert(array.name.substr(begin, end - begin));
+      const std::string chunk = array.name.substr(0, megatron_chunk_bytes(array.name));
+      const auto [begin, end] = layer_in(array.name);
+      const std::string layer = array.name.substr(begin, end - begin);
+      if (end > 0) layers[chunk].emplace(layer, "");
+      if (const auto [from, to] = expert_in(array.name); end > 0 && to > 0)
+        experts[chunk].emplace(layer, array.name.substr(from, to - from));
       for (size_t dot = array.name.find('.'); dot != array.name.npos;
            dot = array.name.find('.', dot + 1))
         modules_here_.insert(array.name.substr(0, dot + 1));
     }
-    for (const auto& [kind, value] : of_modules_) {
-      std::vector<TorchStep> path = value.path;
-      const auto [begin, end] = layer_in(value.path.back().key);
-      if (end == 0) {
-        if (is_module_here(path.back().key)) place_beside(path, value);
-        continue;
+    for (const auto& [kind, value] : of_modules_)
+      for (const std::string& chunk : chunks_) {
+        if (chunk.empty() && has_chunks_) continue;  // of what is in no stretch of layers
+        const std::string& key = value.path.back().key;
+        const auto [layer_begin, layer_end] = layer_in(key);
+        const auto [expert_begin, expert_end] = expert_in(key);
+        if (layer_end == 0) {
+          if (is_module_here(chunk, key)) place_beside(path_in_model(chunk + key), value);
+          continue;
+        }
+        for (const auto& [layer, expert] : expert_end > 0 ? experts[chunk] : layers[chunk]) {
+          std::string name = key;
+          name.replace(expert_begin, expert_end - expert_begin, expert);
+          name.replace(layer_begin, layer_end - layer_begin, layer);
+          if (is_module_here(chunk, name)) place_beside(path_in_model(chunk + name), value);
+        }
       }
-      for (const std::string& layer : layers) {
-        path.back().key = value.path.back().key;
-        path.back().key.replace(begin, end - begin, layer);
-        if (is_module_here(path.back().key)) place_beside(path, value);
-      }
-    }
     owner_.resize(values_.size());
   }
   void place_beside(const std::vector<TorchStep>& path, const OfModule& value) {
@@ -354,12 +425,12 @@ class TorchMerge {
     occupy(path, 1);
   }
   /// Whether the file has the module of a value beside its tensors.
-  bool is_module_here(std::string_view name) const {
+  bool is_module_here(const std::string& chunk, std::string_view name) const {
     const std::string module = module_of(name);
-    if (module.empty() || modules_here_.contains(module)) return true;
+    if (module.empty() || modules_here_.contains(chunk + module)) return true;
     if (module == "output_layer.")  // tied, without a weight
-      return std::any_of(arrays_.begin(), arrays_.end(), [](const NewArray& array) {
-        return array.name.starts_with("decoder.final_");
+      return std::any_of(arrays_.begin(), arrays_.end(), [&](const NewArray& array) {
+        return array.name.starts_with(chunk + "decoder.final_");
       });
     return !modules_with_tensors_.contains(module_of(without_layer(name)));
   }
@@ -448,6 +519,9 @@ class TorchMerge {
   std::vector<Own> literals_, empties_;
   // Of Megatron's files:
   bool is_megatron_ = false;
+  std::set<std::string> chunks_;  // "model0." and "model1."; "" without stretches of layers
+  bool has_chunks_ = false;
+  std::vector<uint32_t> order_;  // of arrays
   std::optional<MegatronOptimizer> optimizer_;
   std::deque<std::string> group_texts_;
   std::deque<Pickle> group_pickles_;                      // of those texts

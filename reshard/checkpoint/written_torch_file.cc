@@ -129,8 +129,10 @@ Result<std::shared_ptr<const WrittenTorchFile>> WrittenTorchFile::read(
   for (const NewArgument& argument : arguments) {
     if (!model.megatron) break;
     for (const auto& [name, node] : model.megatron->nodes)
-      if (name == argument.name && file.pickle().is(node, PickleKind::kInt))
-        file.set_integer(node, argument.value);
+      if (name == argument.name && file.pickle().is(node, PickleKind::kInt)) {
+        if (argument.value) file.set_integer(node, *argument.value);
+        else file.set_none(node);
+      }
   }
   return std::shared_ptr<const WrittenTorchFile>(
       new WrittenTorchFile(std::move(literals), std::move(file), std::move(model)));

@@ -14,7 +14,7 @@ constexpr std::string_view kRankDirectory = "mp_rank_";
 constexpr std::string_view kModelFile = "model_optim_rng.pt", kBuckets = "distrib_optim.pt";
 constexpr std::string_view kTp = "tensor_model_parallel_size", kPp = "pipeline_model_parallel_size",
                            kEp = "expert_model_parallel_size", kEtp = "expert_tensor_parallel_size",
-                           kLayers = "num_layers";
+                           kVpp = "virtual_pipeline_model_parallel_size", kLayers = "num_layers";
 
 /// "01" and "002": at least `digits` of them.
 std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
@@ -65,6 +65,11 @@ Error argument_differs(const Found& file, std::string_view what, const std::stri
 Result<> check_alike(const std::vector<const Found*>& files) {
   const Found& first = *files.front();
   for (const Found* file : files) {
+    if (file->megatron->chunks != first.megatron->chunks)
+      return invalid_argument(
+          "{} and {} have other stretches of layers (model0, model1 …): {} and {} of them",
+          first.source(), file->source(), first.megatron->chunks.size(),
+          file->megatron->chunks.size());
     if (file->megatron->iteration != first.megatron->iteration)
       return invalid_argument("{} is of iteration {}, and {} of iteration {}", file->source(),
                               file->megatron->iteration.value_or(0), first.source(),
@@ -83,19 +88,48 @@ Result<> check_alike(const std::vector<const Found*>& files) {
   return ok();
 }
 
+/// Of a virtual pipeline each stage has a model0, model1 …, and no `model`.
+Result<> check_chunks(const Found& file) {
+  const MegatronFile& megatron = *file.megatron;
+  const std::set<uint32_t>& chunks = megatron.chunks;
+  const auto said = megatron.argument(kVpp);
+  if (chunks.empty()) {
+    if (said.value_or(1) <= 1) return ok();
+    return invalid_argument("{}: its args say {} {}, and it has no model0, model1 …", file.source(),
+                            kVpp, *said);
+  }
+  if (megatron.has_model)
+    return invalid_argument(
+        "{} has both `model` and `model{}`: which of them is its stage's is "
+        "not said",
+        file.source(), *chunks.begin());
+  const int64_t count = said.value_or(std::max<int64_t>(*chunks.rbegin() + int64_t{1}, 2));
+  for (int64_t chunk = 0; chunk < count; ++chunk)
+    if (chunk > *chunks.rbegin() || !chunks.contains(static_cast<uint32_t>(chunk)))
+      return invalid_argument(
+          "{} has model{}{}, and no model{} with tensors: of a virtual pipeline each stage has all "
+          "of its {} stretches of layers",
+          file.source(), *chunks.begin(), chunks.size() > 1 ? " and more" : "", chunk, count);
+  if (*chunks.rbegin() >= count)
+    return invalid_argument("{} has model{}, and its args say {} {}", file.source(),
+                            *chunks.rbegin(), kVpp, count);
+  if (megatron.argument(kPp).value_or(2) == 1)
+    return invalid_argument(
+        "{} has model0, model1 …, and its args say {} 1: of one stage there "
+        "are no stretches of layers",
+        file.source(), kPp);
+  return ok();
+}
+
+/// Stretches of layers of a stage.
+uint32_t chunks_of(const MegatronFile& megatron) {
+  return std::max<uint32_t>(1, static_cast<uint32_t>(megatron.chunks.size()));
+}
+
 /// What is not taken, of any file.
 Result<> check_kind(const Found& file, uint32_t pp) {
   const MegatronFile& megatron = *file.megatron;
-  if (megatron.in_chunks || megatron.size("virtual_pipeline_model_parallel_size") > 1)
-    return invalid_argument(
-        "{} is of a virtual pipeline (model0, model1 …), whose stages have several stretches of "
-        "layers: save with --ckpt-format torch_dist",
-        file.source());
-  if (megatron.size(kEp) > 1)
-    return invalid_argument(
-        "{} is of {} expert-parallel ranks, in which experts are numbered by rank: save with "
-        "--ckpt-format torch_dist",
-        file.source(), megatron.size(kEp));
+  PTC_TRY(check_chunks(file));
   if (const auto etp = megatron.argument(kEtp);
       etp && *etp != megatron.size(kTp) && megatron.argument("num_experts").value_or(0) > 0)
     return invalid_argument(
@@ -109,10 +143,12 @@ Result<> check_kind(const Found& file, uint32_t pp) {
   return ok();
 }
 
-/// The layers of a file's stage, by its names.
-uint32_t layers_in(const Found& file) {
+/// The layers of a file's stage, or of one of its stretches of layers, by their names.
+uint32_t layers_in(const Found& file, uint32_t chunk) {
   uint32_t layers = 0;
+  const std::string of_chunk = fmt::format("model{}.", chunk);
   for (const TensorEntry& tensor : file.tensors) {
+    if (!file.megatron->chunks.empty() && !tensor.name.starts_with(of_chunk)) continue;
     constexpr std::string_view kNames[] = {"decoder.layers.", "encoder.layers."};
     for (const std::string_view begin : kNames) {
       const size_t at = tensor.name.find(begin);
@@ -127,12 +163,14 @@ uint32_t layers_in(const Found& file) {
   return layers;
 }
 
-/// Layers of each stage, as `args` say; nullopt: in a way that is not known here.
-std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& megatron, uint32_t pp) {
+/// Layers of each stretch of layers, as `args` say; nullopt: in a way that is not known here.
+std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& megatron, uint32_t pp,
+                                                        uint32_t vpp) {
   const auto layers = megatron.argument(kLayers);
   if (!layers || *layers <= 0) return std::nullopt;
-  for (const char* flag : {"account_for_embedding_in_pipeline_split",
-                           "account_for_loss_in_pipeline_split", "standalone_embedding_stage"})
+  for (const char* flag :
+       {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+        "standalone_embedding_stage", "pipeline_model_parallel_layout"})
     if (megatron.flag(flag)) return std::nullopt;
   const auto first = megatron.argument("decoder_first_pipeline_num_layers"),
              last = megatron.argument("decoder_last_pipeline_num_layers");
@@ -144,34 +182,73 @@ std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& mega
   std::vector<int64_t> counts(pp, stages == 0 ? 0 : rest / stages);
   if (first) counts.front() = *first;
   if (last) counts.back() = *last;
-  return counts;
+  std::vector<int64_t> of_chunks;  // a stage's layers, in equal stretches
+  for (uint32_t chunk = 0; chunk < pp * vpp; ++chunk) {
+    if (counts[chunk % pp] % vpp != 0) return std::nullopt;
+    of_chunks.push_back(counts[chunk % pp] / vpp);
+  }
+  return of_chunks;
+}
+
+/// Ranks count their experts alike: what one has of a stage, by its own numbers, all expert ranks
+/// have.
+Result<> check_expert_ranks(const LayoutSpec& spec, const std::vector<const Found*>& files) {
+  if (spec.sizes.ep == 1) return ok();
+  std::map<uint32_t, std::pair<const Found*, std::set<std::string_view>>> of_stage;
+  for (const Found* file : files) {
+    std::set<std::string_view> names;
+    for (const TensorEntry& tensor : file->tensors) names.insert(tensor.name);
+    const auto [first, is_new] = of_stage.try_emplace(spec.coords(file->rank).pp);
+    auto& [first_file, first_names] = first->second;
+    if (is_new) first_file = file, first_names = std::move(names);
+    else if (names != first_names) {
+      const auto lacks = [](const std::set<std::string_view>& all, const auto& other) {
+        const auto name = std::find_if(all.begin(), all.end(),
+                                       [&](std::string_view one) { return !other.contains(one); });
+        return name == all.end() ? std::string_view() : *name;
+      };
+      const std::string_view absent = lacks(first_names, names), more = lacks(names, first_names);
+      return invalid_argument("{} has no {}, which {} has: they are of one stage",
+                              absent.empty() ? first_file->source() : file->source(),
+                              ptc::quoted(absent.empty() ? more : absent),
+                              absent.empty() ? file->source() : first_file->source());
+    }
+  }
+  return ok();
 }
 
 /// Compares the stages' layers with what `args` say, and has `spec` say so, if nobody else does.
 Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Found*>& files) {
-  const uint32_t pp = spec.sizes.pp;
+  const uint32_t pp = spec.sizes.pp, vpp = spec.vpp;
   const MegatronFile& megatron = *files.front()->megatron;
-  std::vector<int64_t> counts(pp, -1);
+  std::vector<int64_t> counts(spec.chunks(), -1);
   int64_t sum = 0;
-  for (const Found* file : files) {
-    int64_t& count = counts[spec.coords(file->rank).pp];
-    const int64_t layers = layers_in(*file);
-    if (count < 0) sum += layers;
-    else if (count != layers)
-      return invalid_argument("{} has {} layers, and other ranks of its stage have {}",
-                              file->source(), layers, count);
-    count = layers;
-  }
+  const auto in_chunk = [&](uint32_t chunk) {
+    return vpp > 1 ? fmt::format(" in model{}", chunk) : std::string();
+  };
+  for (const Found* file : files)
+    for (uint32_t chunk = 0; chunk < vpp; ++chunk) {
+      int64_t& count = counts[chunk * pp + spec.coords(file->rank).pp];
+      const int64_t layers = layers_in(*file, chunk);
+      if (count < 0) sum += layers;
+      else if (count != layers)
+        return invalid_argument("{} has {} layers{}, and other ranks of its stage have {}",
+                                file->source(), layers, in_chunk(chunk), count);
+      count = layers;
+    }
   if (sum == 0) return ok();  // of another architecture
-  const auto expected = layers_by_arguments(megatron, pp);
-  for (const Found* file : files) {
-    const uint32_t stage = spec.coords(file->rank).pp;
-    if (expected && (*expected)[stage] != counts[stage])
-      return invalid_argument("{} has {} layer{}, and by its args ({} {}, {} {}) stage {} has {}",
-                              file->source(), counts[stage], counts[stage] == 1 ? "" : "s", kLayers,
-                              megatron.argument(kLayers).value_or(0), kPp, pp, stage,
-                              (*expected)[stage]);
-  }
+  const auto expected = layers_by_arguments(megatron, pp, vpp);
+  for (const Found* file : files)
+    for (uint32_t chunk = 0; chunk < vpp && expected; ++chunk) {
+      const uint32_t stage = spec.coords(file->rank).pp, at = chunk * pp + stage;
+      if ((*expected)[at] != counts[at])
+        return invalid_argument(
+            "{} has {} layer{}{}, and by its args ({} {}, {} {}{}) stage {} has {}{}",
+            file->source(), counts[at], counts[at] == 1 ? "" : "s", in_chunk(chunk), kLayers,
+            megatron.argument(kLayers).value_or(0), kPp, pp,
+            vpp > 1 ? fmt::format(", {} {}", kVpp, vpp) : "", stage, (*expected)[at],
+            vpp > 1 ? " there" : "");
+    }
   if (const auto total = megatron.argument(kLayers); total && *total != sum)
     return invalid_argument("{}: its args say {} {}, and all stages together have {}",
                             files.front()->source(), kLayers, *total, sum);
@@ -181,7 +258,7 @@ Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Fo
   for (const LayoutSpec* candidate : {&spec, &even}) {
     const auto begins = stage_boundaries(*candidate, static_cast<uint32_t>(sum));
     bool same = begins.has_value();
-    for (uint32_t s = 0; same && s < pp; ++s)
+    for (uint32_t s = 0; same && s < spec.chunks(); ++s)
       same = begins.value()[s + 1] - begins.value()[s] == counts[s];
     if (!same) continue;
     spec.stages = candidate->stages;
@@ -189,9 +266,12 @@ Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Fo
   }
   if (std::find(counts.begin(), counts.end(), 0) != counts.end())
     return invalid_argument(
-        "{}: stage {} has no layers, and a layout cannot say that: save with --ckpt-format "
+        "{}: stage {} has no layers{}, and a layout cannot say that: save with --ckpt-format "
         "torch_dist",
-        files.front()->source(), std::find(counts.begin(), counts.end(), 0) - counts.begin());
+        files.front()->source(), (std::find(counts.begin(), counts.end(), 0) - counts.begin()) % pp,
+        in_chunk(
+            static_cast<uint32_t>(std::find(counts.begin(), counts.end(), 0) - counts.begin()) /
+            pp));
   spec.stages.assign(counts.begin(), counts.end());
   return ok();
 }
@@ -200,12 +280,14 @@ Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Fo
 Result<ParallelConfig> sizes_of(const MegatronFile& megatron, const Found& file,
                                 const std::vector<Found>& found) {
   ParallelConfig sizes;
-  uint32_t tp = 0, pp = 0;
+  uint32_t tp = 0, pp = 0, ep = 0;
+  const bool second_is_ep = megatron.argument(kPp).value_or(2) == 1 && megatron.size(kEp) > 1;
   for (const Found& other : found) {
     if (!is_in_tree(other)) continue;
     const std::vector<uint32_t> numbers = place_of(other)->numbers;
     tp = std::max(tp, numbers[0] + 1);
-    if (numbers.size() > 1) pp = std::max(pp, numbers[1] + 1);
+    if (numbers.size() > 1 && !second_is_ep) pp = std::max(pp, numbers[1] + 1);
+    if (numbers.size() > 2) ep = std::max(ep, numbers[2] + 1);
   }
   auto take = [&](std::string_view name, uint32_t by_name, uint32_t& size) -> Result<> {
     const int64_t value = megatron.argument(name).value_or(std::max(by_name, 1u));
@@ -216,6 +298,7 @@ Result<ParallelConfig> sizes_of(const MegatronFile& megatron, const Found& file,
   };
   PTC_TRY(take(kTp, tp, sizes.tp));
   PTC_TRY(take(kPp, pp, sizes.pp));
+  PTC_TRY(take(kEp, ep, sizes.ep));
   if (sizes.world_size() > kMaxWorldSize)
     return invalid_argument("{}: its args say {} ranks", file.source(), sizes.world_size());
   return sizes;
@@ -226,14 +309,18 @@ std::optional<RankCoords> coords_of(const ParallelConfig& sizes,
                                     const std::vector<uint32_t>& numbers) {
   RankCoords coords;
   coords.tp = numbers[0];
-  if (numbers.size() > 1) coords.pp = numbers[1];
-  const bool fits =
-      coords.tp < sizes.tp && coords.pp < sizes.pp && numbers.size() == (sizes.pp > 1 ? 2 : 1);
+  const size_t more = numbers.size() - 1, of_ep = sizes.ep > 1 ? 1 : 0;
   // With one stage some versions write _000 all the same.
-  if (!fits && coords.tp < sizes.tp && sizes.pp == 1 && numbers.size() == 2 && numbers[1] == 0)
-    return coords;
+  const bool says_pp = sizes.pp > 1 || more > of_ep;
+  if (more != of_ep + (says_pp ? 1 : 0)) return std::nullopt;
+  if (says_pp) coords.pp = numbers[1];
+  if (of_ep > 0) coords.ep = numbers.back();
+  const bool fits = coords.tp < sizes.tp && coords.pp < sizes.pp && coords.ep < sizes.ep;
   return fits ? std::optional(coords) : std::nullopt;
 }
+
+/// ", ep 2" where there are several.
+std::string ep_text(uint32_t ep) { return ep > 1 ? fmt::format(", ep {}", ep) : ""; }
 
 /// Files of a tree get their ranks.
 Result<> rank_tree(const LayoutSpec& spec, std::vector<Found>& found) {
@@ -243,20 +330,25 @@ Result<> rank_tree(const LayoutSpec& spec, std::vector<Found>& found) {
     if (!is_in_tree(file)) continue;
     const auto coords = coords_of(spec.sizes, place->numbers);
     if (!coords)
-      return invalid_argument("{} is of no rank of {} (tp {}, pp {}), as the args of its files say",
-                              file.source(), spec.name(), spec.sizes.tp, spec.sizes.pp);
+      return invalid_argument(
+          "{} is of no rank of {} (tp {}, pp {}{}), as the args of its files say", file.source(),
+          spec.name(), spec.sizes.tp, spec.sizes.pp, ep_text(spec.sizes.ep));
     file.rank = spec.order.global_rank(spec.sizes, *coords);
     if (file.megatron) models.insert(file.rank);
   }
-  for (uint32_t pp = 0; pp < spec.sizes.pp; ++pp)
-    for (uint32_t tp = 0; tp < spec.sizes.tp; ++tp) {
-      if (models.contains(spec.order.global_rank(spec.sizes, {.tp = tp, .pp = pp}))) continue;
-      const std::string stage = spec.sizes.pp > 1 ? fmt::format("_{:03}", pp) : "";
-      return invalid_argument(
-          "there is no mp_rank_{:02}{}/model_optim_rng.pt, and the args of the others say {} {} "
-          "and {} {}: the tree is not complete",
-          tp, stage, kTp, spec.sizes.tp, kPp, spec.sizes.pp);
-    }
+  const ParallelConfig& sizes = spec.sizes;
+  for (uint64_t i = 0; i < uint64_t{sizes.tp} * sizes.pp * sizes.ep; ++i) {
+    const RankCoords at{.tp = static_cast<uint32_t>(i % sizes.tp),
+                        .pp = static_cast<uint32_t>(i / sizes.tp / sizes.ep),
+                        .ep = static_cast<uint32_t>(i / sizes.tp % sizes.ep)};
+    if (models.contains(spec.order.global_rank(sizes, at))) continue;
+    return invalid_argument(
+        "there is no mp_rank_{:02}{}{}/model_optim_rng.pt, and the args of the others say {} {} "
+        "and {} {}{}: the tree is not complete",
+        at.tp, sizes.pp > 1 ? fmt::format("_{:03}", at.pp) : "",
+        sizes.ep > 1 ? fmt::format("_{:03}", at.ep) : "", kTp, sizes.tp, kPp, sizes.pp,
+        sizes.ep > 1 ? fmt::format(" and {} {}", kEp, sizes.ep) : "");
+  }
   std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
     return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
   });
@@ -274,15 +366,25 @@ Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
     const auto place = place_of(file);
     if (place) {
       const auto coords = coords_of(spec.sizes, place->numbers);
-      if (!coords || coords->tp != at.tp || coords->pp != at.pp)
+      if (!coords || coords->tp != at.tp || coords->pp != at.pp || coords->ep != at.ep)
         return invalid_argument(
-            "{}: under layout {} rank {} is tp rank {} of stage {}: say the writer's layout in a "
+            "{}: under layout {} rank {} is tp rank {} of stage {}{}: say the writer's layout in a "
             "layout.json beside rank/",
-            file.source(), spec.name(), file.rank, at.tp, at.pp);
+            file.source(), spec.name(), file.rank, at.tp, at.pp,
+            spec.sizes.ep > 1 ? fmt::format(", expert rank {}", at.ep) : "");
     }
     if (!file.megatron) continue;
-    for (const auto& [name, size] :
-         {std::pair(kTp, spec.sizes.tp), std::pair(kPp, spec.sizes.pp)}) {
+    if (chunks_of(*file.megatron) != spec.vpp)
+      return invalid_argument(
+          "{} has {}, and layout {} has vpp {}: say the writer's layout in a layout.json beside "
+          "rank/",
+          file.source(),
+          file.megatron->chunks.empty()
+              ? std::string("a `model`")
+              : fmt::format("model0 to model{}", chunks_of(*file.megatron) - 1),
+          spec.name(), spec.vpp);
+    for (const auto& [name, size] : {std::pair(kTp, spec.sizes.tp), std::pair(kPp, spec.sizes.pp),
+                                     std::pair(kEp, spec.sizes.ep)}) {
       const auto value = file.megatron->argument(name);
       if (value && *value != size)
         return argument_differs(file, name, std::to_string(*value),
@@ -386,21 +488,35 @@ Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found)
   }
   if (!is_tree) {
     PTC_TRY(check_ranks(spec, found));
+    PTC_TRY(check_expert_ranks(spec, files));
     return check_layers(false, spec, files);
   }
   PTC_TRY(const ParallelConfig sizes, sizes_of(megatron, *files.front(), found));
-  const bool same = sizes.tp == spec.sizes.tp && sizes.pp == spec.sizes.pp && spec.sizes.ep == 1;
+  const uint32_t vpp = chunks_of(megatron);
+  if (uint64_t{sizes.pp} * vpp > kMaxWorldSize)
+    return invalid_argument("{} has model0 to model{}", files.front()->source(), vpp - 1);
+  const bool same = sizes.tp == spec.sizes.tp && sizes.pp == spec.sizes.pp &&
+                    sizes.ep == spec.sizes.ep && vpp == spec.vpp;
   if (said && !same)
-    return invalid_argument("layout.json says {}, and the args of {} tp {} and pp {}", spec.name(),
-                            files.front()->source(), sizes.tp, sizes.pp);
-  if (!said && (!same || spec.optimizer != OptimizerCut::kReplicated)) {
+    return invalid_argument("layout.json says {}, and the args of {} tp {} and pp {}{}{}",
+                            spec.name(), files.front()->source(), sizes.tp, sizes.pp,
+                            ep_text(sizes.ep), vpp > 1 ? fmt::format(", vpp {}", vpp) : "");
+  if (!said && (!same || spec.optimizer != OptimizerCut::kReplicated ||
+                (vpp > 1 && spec.naming == Naming::kStage))) {
     spec = LayoutSpec();
     spec.sizes = sizes;
+    spec.vpp = vpp;
   }
+  if (vpp > 1 && sizes.pp == 1)
+    return invalid_argument(
+        "{} has model0, model1 …, and is of one stage, which has no stretches "
+        "of layers",
+        files.front()->source());
   PTC_TRY(rank_tree(spec, found));
   files.clear();
   for (const Found& file : found)
     if (file.megatron) files.push_back(&file);
+  PTC_TRY(check_expert_ranks(spec, files));
   return check_layers(!said, spec, files);
 }
 

@@ -1,7 +1,8 @@
 // Trees of Megatron-LM's own format among the files that are committed:
 //   iter_0000100/mp_rank_<tp>[_<pp>][_<ep>]/model_optim_rng.pt
 // in the place of rank/, or below rank/<r>/. Each file is its rank's `model_optim_rng.pt`; which
-// rank that is, and under which layout, its `args` say (megatron_file.h).
+// rank that is, and under which layout, its `args` say (megatron_file.h). <pp> is left out of one
+// stage, <ep> of one expert rank: the second number is either.
 #pragma once
 
 #include <cstdint>

@@ -144,9 +144,10 @@ constexpr uint64_t kMostParts = 8'000'000;  // of tensors, each some hundred byt
 Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   PTC_TRY(model.check(spec));
   const ParallelConfig& sizes = spec.sizes;
-  if (model.layers() > 0 && sizes.pp > model.layers())
-    return invalid_argument("pp is {}, and the model has {} layers: some stages would have none",
-                            sizes.pp, model.layers());
+  if (model.layers() > 0 && spec.chunks() > model.layers())
+    return invalid_argument("{} is {}, and the model has {} layers: some {} would have none",
+                            spec.vpp > 1 ? "pp·vpp" : "pp", spec.chunks(), model.layers(),
+                            spec.vpp > 1 ? "stretches of layers" : "stages");
   // A stage has its share of the tensors, a group of experts, too.
   const double parts = static_cast<double>(state_count(spec)) *
                        static_cast<double>(model.tensors().size()) /
@@ -168,6 +169,8 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
   };
   if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); }))
     return "stages";
+  if (spec.vpp > 1 && fits_with([](LayoutSpec& other) { other.vpp = 1, other.stages.clear(); }))
+    return "vpp";
   if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; }))
     return "pp";
   if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; }))

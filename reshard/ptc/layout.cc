@@ -15,9 +15,9 @@ constexpr std::string_view kLayoutFormat = "ptc-layout/1";
 constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
-const std::vector<std::string> kKeys = {"format",    "tp",       "pp",      "dp",     "ep",
-                                        "cp",        "order",    "devices", "stages", "naming",
-                                        "optimizer", "replicas", "keep"};
+const std::vector<std::string> kKeys = {"format", "tp",        "pp",       "dp",      "ep",
+                                        "cp",     "vpp",       "order",    "devices", "stages",
+                                        "naming", "optimizer", "replicas", "keep"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
@@ -75,6 +75,26 @@ bool fits_world_size(const ParallelConfig& sizes) {
   return true;
 }
 
+/// What keeps stages from having several stretches of layers; nullopt: nothing.
+std::optional<std::string> why_no_chunks(const LayoutSpec& spec) {
+  if (spec.vpp == 1) return std::nullopt;
+  if (spec.sizes.pp == 1)
+    return fmt::format(
+        "'vpp' is {}, and of one stage there are no stretches: pp must be more than 1", spec.vpp);
+  if (uint64_t{spec.sizes.pp} * spec.vpp > kMaxWorldSize)
+    return fmt::format("pp and vpp make more than {} stretches of layers", kMaxWorldSize);
+  if (spec.naming == Naming::kStage)
+    return "'naming' is \"stage\", and a stage with several stretches of layers ('vpp') has no "
+           "numbers of its own";
+  return std::nullopt;
+}
+
+std::string count_differs(const LayoutSpec& spec, size_t count) {
+  if (spec.vpp == 1)
+    return fmt::format("'stages' has {} entries, but pp is {}", count, spec.sizes.pp);
+  return fmt::format("'stages' has {} entries, but pp·vpp is {}", count, spec.chunks());
+}
+
 /// "node:index"
 bool is_device(std::string_view text) {
   const size_t colon = text.rfind(':');
@@ -110,6 +130,8 @@ class LayoutParser : JsonSettings {
       return error({"tp"}, fmt::format("the sizes make more than {} ranks", kMaxWorldSize));
     }
     PTC_TRY(words(spec));
+    PTC_TRY(size("vpp", false, spec.vpp));
+    if (const auto why = why_no_chunks(spec)) return error({"vpp"}, *why);
     PTC_TRY(stages(spec));
     PTC_TRY(devices(layout));
     PTC_TRY(number("replicas", 0, kMaxReplicas, layout.replicas));
@@ -158,9 +180,8 @@ class LayoutParser : JsonSettings {
     if (!value) return ok();
     if (!value->is_array()) return error({"stages"}, "'stages' must be a list of layer counts");
     const json::array& list = value->get_array();
-    if (list.size() != spec.sizes.pp) {
-      return error({"stages"}, fmt::format("'stages' has {} entries, but pp is {}", list.size(),
-                                           spec.sizes.pp));
+    if (list.size() != spec.chunks()) {
+      return error({"stages"}, count_differs(spec, list.size()));
     }
     for (size_t i = 0; i < list.size(); ++i) {
       const std::optional<uint64_t> layers = whole_number(list[i]);
@@ -216,6 +237,7 @@ std::string LayoutSpec::name() const {
   std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
   if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
   if (sizes.cp != 1) text += fmt::format("-cp{}", sizes.cp);
+  if (vpp != 1) text += fmt::format("-vpp{}", vpp);
   const std::string custom = custom_fields(*this);
   if (!custom.empty()) text += fmt::format("+{:08x}", name_hash(custom));
   return text;
@@ -231,11 +253,14 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
     spec.sizes = {.tp = *tp, .pp = *pp, .dp = *dp};
     if (const auto ep = take_size(rest, "-ep")) spec.sizes.ep = *ep;
     if (const auto cp = take_size(rest, "-cp")) spec.sizes.cp = *cp;
-    if (rest.empty() && fits_world_size(spec.sizes) && spec.name() == name) return spec;
+    if (const auto vpp = take_size(rest, "-vpp")) spec.vpp = *vpp;
+    if (rest.empty() && fits_world_size(spec.sizes) && !why_no_chunks(spec) && spec.name() == name)
+      return spec;
   }
   return invalid_argument(
-      "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N> and -cp<N> where they "
-      "are not 1",
+      "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N>, -cp<N> and -vpp<N> "
+      "where "
+      "they are not 1",
       quoted(name));
 }
 
@@ -243,6 +268,7 @@ json::object LayoutSpec::to_json() const {
   json::object object{{"tp", sizes.tp}, {"pp", sizes.pp}, {"dp", sizes.dp}};
   if (sizes.ep != 1) object["ep"] = sizes.ep;
   if (sizes.cp != 1) object["cp"] = sizes.cp;
+  if (vpp != 1) object["vpp"] = vpp;
   if (order != RankOrder()) object["order"] = order.to_string();
   if (!stages.empty()) object["stages"] = json::array(stages.begin(), stages.end());
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
@@ -265,7 +291,7 @@ Result<Layout> Layout::parse(std::string_view text) {
 }
 
 Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t layers) {
-  const uint32_t stage_count = spec.sizes.pp;
+  const uint32_t stage_count = spec.chunks();
   std::vector<uint32_t> boundaries = {0};
   boundaries.reserve(stage_count + size_t{1});
   if (spec.stages.empty()) {
@@ -275,10 +301,8 @@ Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t 
     }
     return boundaries;
   }
-  if (spec.stages.size() != stage_count) {
-    return invalid_argument("'stages' has {} entries, but pp is {}", spec.stages.size(),
-                            stage_count);
-  }
+  if (spec.stages.size() != stage_count)
+    return invalid_argument("{}", count_differs(spec, spec.stages.size()));
   uint64_t sum = 0;
   for (uint32_t count : spec.stages) {
     sum += count;

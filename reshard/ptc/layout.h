@@ -22,7 +22,10 @@ enum class OptimizerCut { kReplicated, kZero1, kFsdp };
 struct LayoutSpec {
   ParallelConfig sizes;
   RankOrder order;
-  std::vector<uint32_t> stages;  // layers per stage; empty: as even as possible
+  /// Stretches of layers that each stage has, as Megatron's virtual pipelines: of the model's
+  /// chunks() stretches, in its order, stage s has those with numbers s, s + pp, s + 2·pp …
+  uint32_t vpp = 1;
+  std::vector<uint32_t> stages;  // layers per stage, or stretch; empty: as even as possible
   Naming naming = Naming::kGlobal;
   OptimizerCut optimizer = OptimizerCut::kReplicated;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
@@ -30,9 +33,11 @@ struct LayoutSpec {
   RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
   /// Among how many dp ranks tensors are cut; 1 where all of them hold the same.
   uint32_t dp_parts() const { return optimizer == OptimizerCut::kReplicated ? 1 : sizes.dp; }
+  /// At most kMaxWorldSize.
+  uint32_t chunks() const { return sizes.pp * vpp; }
 
-  /// "tp4-pp2-dp2", with "-ep4" and "-cp2" where they are not 1, and "+<8 hex>" (of the other
-  /// fields, canonically written) where any of those is not the default. Stable for ever.
+  /// "tp4-pp2-dp2", with "-ep4", "-cp2" and "-vpp2" where they are not 1, and "+<8 hex>" (of the
+  /// other fields, canonically written) where any of those is not the default. Stable for ever.
   std::string name() const;
   /// The spec of a name without a "+" suffix, in any canonical form name() returns: nothing else
   /// ("tp02", missing parts) is accepted, so that one layout has one path. kInvalidArgument.
@@ -52,14 +57,15 @@ struct Layout {
 
   /// Parses and checks all that can be checked without a model: JSON (strict, no duplicate keys,
   /// ≤ 1 MiB), keys (an unknown one names the nearest), types, ranges, format, order, that devices
-  /// are as many as ranks (each "node:index"), stages as many as pp and none zero. tp, pp and dp
-  /// are required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
+  /// are as many as ranks (each "node:index"), stages as many as pp·vpp and none zero. tp, pp and
+  /// dp are required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
   static Result<Layout> parse(std::string_view text);
 };
 
 /// Layers of each pipeline stage: `stages` if given (they must add up to `layers`), else as even as
-/// possible, the first stages taking the remainder. Returns pp + 1 boundaries: stage s has layers
-/// [b[s], b[s+1]). More stages than layers: the last stages are empty.
+/// possible, the first stages taking the remainder. Returns chunks() + 1 boundaries: stage s has
+/// layers [b[s], b[s+1]), and with vpp also those of stretches s + pp, s + 2·pp … More stages than
+/// layers: the last stages are empty.
 Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t layers);
 
 /// The text of a new job's layout.json: one rank.

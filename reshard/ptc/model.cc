@@ -9,32 +9,37 @@
 namespace ptc {
 namespace {
 
-uint32_t stage_begin(const LayoutSpec& spec, uint32_t layers, uint32_t stage) {
+/// The first layer of a stretch of layers; without vpp each stage has one, of its own number.
+uint32_t chunk_begin(const LayoutSpec& spec, uint32_t layers, uint32_t chunk) {
   if (spec.stages.empty()) {
-    const uint32_t each = layers / spec.sizes.pp;
-    return stage * each + std::min(stage, layers % spec.sizes.pp);
+    const uint32_t each = layers / spec.chunks();
+    return chunk * each + std::min(chunk, layers % spec.chunks());
   }
   uint32_t begin = 0;
-  for (uint32_t s = 0; s < stage && s < spec.stages.size(); ++s) begin += spec.stages[s];
+  for (uint32_t c = 0; c < chunk && c < spec.stages.size(); ++c) begin += spec.stages[c];
   return begin;
 }
 
-/// Layers behind the last that is counted belong to the last stage.
-uint32_t stage_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
-  const uint32_t last = spec.sizes.pp - 1;
+/// Layers behind the last that is counted belong to the last stretch.
+uint32_t chunk_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
+  const uint32_t last = spec.chunks() - 1;
   if (layer >= layers) return last;
   if (spec.stages.empty()) {
-    const uint32_t each = layers / spec.sizes.pp;
-    const uint32_t longer = layers % spec.sizes.pp;
+    const uint32_t each = layers / spec.chunks();
+    const uint32_t longer = layers % spec.chunks();
     const uint32_t in_longer = longer * (each + 1);
     return layer < in_longer ? layer / (each + 1) : longer + (layer - in_longer) / each;
   }
   uint64_t end = 0;
-  for (uint32_t stage = 0; stage < last && stage < spec.stages.size(); ++stage) {
-    end += spec.stages[stage];
-    if (layer < end) return stage;
+  for (uint32_t chunk = 0; chunk < last && chunk < spec.stages.size(); ++chunk) {
+    end += spec.stages[chunk];
+    if (layer < end) return chunk;
   }
   return last;
+}
+
+uint32_t stage_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
+  return chunk_of_layer(spec, layers, layer) % spec.sizes.pp;
 }
 
 std::string fact_in_words(const std::string& fact) {
@@ -447,19 +452,48 @@ std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t 
   const Bound& bound = bound_[tensor];
   const bool by_stage = tensors_[tensor].by_stage;
   std::string name = tensors_[tensor].name;
+  if ((spec.naming == Naming::kGlobal && !by_stage) || !bound.rule) return name;
+  const uint32_t chunk = chunk_on_stage(tensor, spec, stage);
   if (by_stage && bound.tied_copy && stage > 0 && bound.rule->tied_head->is_literal()) {
-    return name.replace(bound.tied_begin, bound.tied_end - bound.tied_begin,
-                        bound.rule->tied_head->text());
+    name.replace(bound.tied_begin, bound.tied_end - bound.tied_begin,
+                 bound.rule->tied_head->text());
+  } else {
+    const NameMatch& match = bound.name;
+    const auto number_layer = [&] {
+      if (!match.layer || bound.rule->stage != StagePlace::kLayer) return;
+      const uint32_t begin = chunk_begin(spec, layers_, chunk);
+      if (*match.layer < begin) return;  // not on this stage
+      name.replace(match.layer_begin, match.layer_end - match.layer_begin,
+                   std::to_string(*match.layer - begin));
+    };
+    const bool expert_first = match.expert_begin < match.layer_begin;
+    if (expert_first) number_layer();
+    if (by_stage && match.expert && spec.sizes.ep > 1 && experts_ % spec.sizes.ep == 0)
+      name.replace(match.expert_begin, match.expert_end - match.expert_begin,
+                   std::to_string(*match.expert % (experts_ / spec.sizes.ep)));
+    if (!expert_first) number_layer();
   }
-  if ((spec.naming == Naming::kGlobal && !by_stage) || !bound.rule || !bound.name.layer ||
-      bound.rule->stage != StagePlace::kLayer) {
-    return name;
-  }
-  const uint32_t begin = stage_begin(spec, layers_, stage);
-  if (*bound.name.layer < begin) return name;  // not on this stage
-  name.replace(bound.name.layer_begin, bound.name.layer_end - bound.name.layer_begin,
-               std::to_string(*bound.name.layer - begin));
+  if (by_stage && spec.vpp > 1)
+    name.insert(bound.tied_begin, fmt::format("model{}.", chunk / spec.sizes.pp));
   return name;
+}
+
+/// Of the stretches of layers that the stage has, the one with the tensor.
+uint32_t Model::chunk_on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
+  const Bound& bound = bound_[tensor];
+  const uint32_t last = spec.chunks() - 1;
+  switch (bound.rule->stage) {
+    case StagePlace::kFirst:
+      return stage == 0 ? 0 : last;
+    case StagePlace::kLast:
+      return last;
+    case StagePlace::kAll:
+      return stage;
+    case StagePlace::kLayer:
+      break;
+  }
+  const uint32_t chunk = chunk_of_layer(spec, layers_, bound.name.layer.value_or(0));
+  return chunk % spec.sizes.pp == stage ? chunk : stage;
 }
 
 std::string Model::describe(uint32_t tensor) const {

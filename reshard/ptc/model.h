@@ -34,8 +34,10 @@ struct TensorInfo {
   /// Its writers have said that each has all of it, beside others that they cut: FSDP does not cut
   /// it, as a buffer.
   bool whole_on_dp = false;
-  /// Its files are each a stage's own, whatever LayoutSpec::naming says, as Megatron's: layers
-  /// count from the stage's first, and the copy of a tied embedding on the last stage is the head.
+  /// Its files are each a rank's own, whatever LayoutSpec::naming says, as Megatron's: layers count
+  /// from the stage's first, experts from the rank's first, and the copy of a tied embedding on the
+  /// last stage is the head. Where a stage has several stretches of layers (LayoutSpec::vpp), names
+  /// begin with that of theirs, "model1.", and layers count from its first.
   bool by_stage = false;
 };
 
@@ -198,6 +200,7 @@ class Model {
   Result<> check_whole_bytes(uint32_t tensor, const SubTensor& part) const;
   Result<> cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
                        OptimizerCut cut) const;
+  uint32_t chunk_on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
   Result<std::optional<SubTensor>> slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
                                                  const StateCoords& state) const;
   Error uncovered_error() const;

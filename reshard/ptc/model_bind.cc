@@ -181,6 +181,10 @@ void Model::Binder::bind_to_parameter(uint32_t tensor) {
       bound.name.layer_begin += offset - entry.dropped;
       bound.name.layer_end += offset - entry.dropped;
     }
+    if (bound.name.expert) {
+      bound.name.expert_begin += offset - entry.dropped;
+      bound.name.expert_end += offset - entry.dropped;
+    }
     bound.tied_begin += offset - entry.dropped;
     bound.tied_end += offset - entry.dropped;
     return true;

@@ -1,6 +1,7 @@
 // Model::infer: from what every rank wrote to the global tensors.
 //
-// Global names come first (stage-local layer numbers are shifted), then the shapes before dp cut
+// Global names come first (a rank's own numbers of layers and experts are shifted), then the shapes
+// before dp cut
 // them (model_infer_dp.cc). Then a model is bound as if these local shapes were global, which tells
 // the cut of each tensor; inverting the cuts gives the global shapes. Whatever that guessed wrong
 // shows in the last step, which cuts the model found and compares with what was written.
@@ -71,13 +72,20 @@ class Model::Inference {
     uint32_t rank;    // position in ranks_
     uint32_t tensor;  // position in its tensors
   };
-  /// Where a stage-local name has its layer number, or the name of the head that is tied to the
+  /// Where a rank's own name has its numbers, or the name of the head that is tied to the
   /// embedding.
-  struct LocalLayer {
-    uint32_t layer = 0;
-    size_t begin = 0;
-    size_t end = 0;                     // 0: it has neither
-    const std::string* tied = nullptr;  // the embedding's name
+  struct LocalName {
+    uint32_t layer = 0, expert = 0;
+    size_t begin = 0, end = 0;                // of the layer, or the head's name; 0: it has neither
+    size_t expert_begin = 0, expert_end = 0;  // 0: it has none
+    const std::string* tied = nullptr;        // the embedding's name
+    uint32_t chunk = 0;                       // "model1." of "model1.decoder.layers.0.w"
+    size_t chunk_begin = 0, chunk_end = 0;    // 0: it has none
+    void shift(size_t offset) {
+      for (auto [from, to] : {std::pair(&begin, &end), std::pair(&expert_begin, &expert_end),
+                              std::pair(&chunk_begin, &chunk_end)})
+        if (*to > 0) *from += offset, *to += offset;
+    }
   };
 
   const WrittenTensor& written(const Writer& writer) const {
@@ -91,9 +99,14 @@ class Model::Inference {
     return spec_.naming == Naming::kStage || tensor.by_stage;
   }
   bool any_is_local() const;
-  Result<> set_offsets(const std::vector<uint32_t>& layers_of_stage, const RuleSet::Facts& facts);
+  Result<LocalName> local_name(const WrittenRank& rank, const WrittenTensor& tensor,
+                               const RuleSet::Match& match, size_t chunk_bytes,
+                               const Rule* tied) const;
+  Result<> set_offsets(const std::vector<uint32_t>& layers_of_chunk, const RuleSet::Facts& facts);
+  Result<> set_experts(const RuleSet::Facts& facts);
   std::string global_name(uint32_t rank, uint32_t tensor) const;
   Result<> collect();
+  Result<> collect(uint32_t rank, uint32_t i);
   Result<> check_said(const WrittenRank& rank, const WrittenTensor& tensor, uint32_t index) const;
   void find_whole_on_dp();
   Result<> widen();
@@ -110,13 +123,16 @@ class Model::Inference {
 
   const LayoutSpec& spec_;
   const std::vector<WrittenRank>& ranks_;
-  std::vector<uint32_t> order_;                  // positions in ranks_, by state, dp fastest
-  std::vector<uint32_t> stage_offsets_;          // empty: names are global
-  std::vector<std::vector<LocalLayer>> layers_;  // by rank and tensor
-  std::vector<TensorInfo> tensors_;              // with local shapes
-  std::vector<uint64_t> dp_rows_;                // by tensor: rows on all dp ranks together
-  std::vector<bool> said_;                       // by tensor: its shape is that of the whole
-  std::vector<Writer> first_writer_;             // by tensor
+  std::vector<uint32_t> order_;                 // positions in ranks_, by state, dp fastest
+  std::vector<uint32_t> stage_offsets_;         // by stretch of layers; empty: names are global
+  uint32_t experts_each_ = 0;                   // of an ep rank; 0: numbers are global
+  std::vector<std::vector<LocalName>> locals_;  // by rank and tensor; empty: names are global
+  std::vector<TensorInfo> tensors_;             // with local shapes
+  std::vector<uint64_t> dp_rows_;               // by tensor: rows on all dp ranks together
+  std::vector<bool> said_;                      // by tensor: its shape is that of the whole
+  std::vector<Writer> first_writer_;            // by tensor
+  std::vector<uint32_t> last_rank_;             // by tensor: position in ranks_ that wrote it last
+  std::unordered_map<std::string, uint32_t> index_of_;  // by file and name
   std::vector<std::vector<uint32_t>> tensor_of_;
   std::set<std::string> cut_otherwise_;  // files
   Model model_;
@@ -158,7 +174,9 @@ bool Model::Inference::has_nothing(uint32_t stage, const RuleSet::Facts& facts) 
   const auto layers = facts.numbers.find("layers");
   if (stage == 0 || stage + 1 == spec_.sizes.pp || layers == facts.numbers.end()) return false;
   const auto begin = stage_boundaries(spec_, static_cast<uint32_t>(layers->second));
-  return begin && begin.value()[stage] == begin.value()[stage + 1];
+  for (uint32_t c = stage; begin && c < spec_.chunks(); c += spec_.sizes.pp)
+    if (begin.value()[c] != begin.value()[c + 1]) return false;
+  return begin.has_value();
 }
 
 Error Model::Inference::wrote_nothing(const StateCoords& state) const {
@@ -179,14 +197,60 @@ bool Model::Inference::any_is_local() const {
   });
 }
 
-/// With stage-local names: finds each name's layer number, and the layers before each stage.
+/// How many bytes "model1." has at the beginning of a name; 0: it has none.
+size_t chunk_bytes_of(std::string_view name) {
+  constexpr std::string_view kModel = "model";
+  const size_t end = name.find_first_not_of("0123456789", kModel.size());
+  const bool has = name.starts_with(kModel) && end != name.npos && end > kModel.size() &&
+                   end <= kModel.size() + 6 && name[end] == '.';
+  return has ? end + 1 : 0;
+}
+
+Result<Model::Inference::LocalName> Model::Inference::local_name(const WrittenRank& rank,
+                                                                 const WrittenTensor& tensor,
+                                                                 const RuleSet::Match& match,
+                                                                 size_t chunk_bytes,
+                                                                 const Rule* tied) const {
+  LocalName local;
+  const bool last = rank.coords.pp + 1 == spec_.sizes.pp;
+  const std::string_view name = std::string_view(tensor.name).substr(chunk_bytes);
+  if (match.name.layer && match.rule->stage == StagePlace::kLayer) {
+    local = {
+        .layer = *match.name.layer, .begin = match.name.layer_begin, .end = match.name.layer_end};
+  } else if (tied != nullptr && tensor.by_stage && last &&
+             tied->tied_head->match(name.substr(match.prefix_length))) {
+    local = {.begin = match.prefix_length, .end = name.size(), .tied = &tied->names.front().text()};
+  }
+  if (tensor.by_stage && match.name.expert) {
+    local.expert = *match.name.expert;
+    local.expert_begin = match.name.expert_begin;
+    local.expert_end = match.name.expert_end;
+  }
+  local.shift(chunk_bytes);
+  if (!tensor.by_stage || spec_.vpp == 1) return local;
+  if (chunk_bytes == 0)
+    return invalid_argument(
+        "{} is in no stretch of layers (model0, model1 …), and layout {} has {} of them on each "
+        "stage",
+        place(rank, tensor), spec_.name(), spec_.vpp);
+  local.chunk = static_cast<uint32_t>(std::stoul(tensor.name.substr(5)));
+  local.chunk_end = chunk_bytes;
+  if (local.chunk >= spec_.vpp)
+    return invalid_argument(
+        "{} is in model{}, and layout {} has {} stretches of layers on each stage",
+        place(rank, tensor), local.chunk, spec_.name(), spec_.vpp);
+  return local;
+}
+
+/// With a rank's own names: finds each name's numbers, the layers before each stretch of layers,
+/// and the experts of each rank.
 Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSet::Facts& facts) {
   if (!any_is_local()) return ok();
   RuleFinder finder(rules);
   const Rule* const tied = spec_.sizes.pp > 1 ? tied_rule(rules, facts) : nullptr;
   std::vector<ParameterNames> parameters(spec_.sizes.pp);
-  std::vector<LocalLayer> parameter_layers;
-  layers_.resize(ranks_.size());
+  std::vector<LocalName> parameter_locals;
+  locals_.resize(ranks_.size());
   auto locate = [&](std::string_view name) {
     auto match = finder.find(name);
     const auto& scales = rules.scales();
@@ -197,146 +261,179 @@ Result<> Model::Inference::find_stage_offsets(const RuleSet& rules, const RuleSe
   };
   std::vector<Writer> followers;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    layers_[rank].resize(ranks_[rank].tensors.size());
+    locals_[rank].resize(ranks_[rank].tensors.size());
     for (uint32_t tensor = 0; tensor < ranks_[rank].tensors.size(); ++tensor) {
-      const std::string& name = ranks_[rank].tensors[tensor].name;
-      if (!is_local(ranks_[rank].tensors[tensor])) continue;
-      const auto match = locate(name);
+      const WrittenTensor& written = ranks_[rank].tensors[tensor];
+      const std::string& name = written.name;
+      if (!is_local(written)) continue;
+      const size_t chunk_bytes = written.by_stage && spec_.vpp > 1 ? chunk_bytes_of(name) : 0;
+      const auto match = locate(std::string_view(name).substr(chunk_bytes));
       if (!match) {
         followers.push_back({rank, tensor});
         continue;
       }
-      LocalLayer& layer = layers_[rank][tensor];
-      if (match->name.layer && match->rule->stage == StagePlace::kLayer) {
-        layer = {*match->name.layer, match->name.layer_begin, match->name.layer_end};
-      } else if (tied != nullptr && ranks_[rank].tensors[tensor].by_stage &&
-                 ranks_[rank].coords.pp + 1 == spec_.sizes.pp &&
-                 tied->tied_head->match(std::string_view(name).substr(match->prefix_length))) {
-        layer = {0, match->prefix_length, name.size(), &tied->names.front().text()};
-      }
-      parameters[ranks_[rank].coords.pp].add(name, match->prefix_length,
-                                             static_cast<uint32_t>(parameter_layers.size()));
-      parameter_layers.push_back(layer);
+      PTC_TRY(locals_[rank][tensor], local_name(ranks_[rank], written, *match, chunk_bytes, tied));
+      // Of two stretches of layers names differ in the beginning alone.
+      parameters[ranks_[rank].coords.pp].add(name, chunk_bytes > 0 ? 0 : match->prefix_length,
+                                             static_cast<uint32_t>(parameter_locals.size()));
+      parameter_locals.push_back(locals_[rank][tensor]);
     }
   }
   for (const Writer& writer : followers) {
     auto follow = [&](const ParameterNames::Entry& entry, size_t offset) {
-      LocalLayer layer = parameter_layers[entry.parameter];
-      if (layer.end > 0) {
-        layer.begin += offset - entry.dropped;
-        layer.end += offset - entry.dropped;
-      }
-      layers_[writer.rank][writer.tensor] = layer;
+      LocalName& local = locals_[writer.rank][writer.tensor] = parameter_locals[entry.parameter];
+      local.shift(offset - entry.dropped);
       return true;
     };
     parameters[ranks_[writer.rank].coords.pp].find(written(writer).name, follow);
   }
 
-  std::vector<uint32_t> layers_of_stage(spec_.sizes.pp);
+  std::vector<uint32_t> layers_of_chunk(spec_.chunks());
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    for (const LocalLayer& layer : layers_[rank]) {
-      uint32_t& count = layers_of_stage[ranks_[rank].coords.pp];
-      if (layer.end > 0 && layer.tied == nullptr) count = std::max(count, layer.layer + 1);
+    for (const LocalName& local : locals_[rank]) {
+      uint32_t& count = layers_of_chunk[local.chunk * spec_.sizes.pp + ranks_[rank].coords.pp];
+      if (local.end > 0 && local.tied == nullptr) count = std::max(count, local.layer + 1);
     }
   }
-  return set_offsets(layers_of_stage, facts);
+  PTC_TRY(set_experts(facts));
+  return set_offsets(layers_of_chunk, facts);
 }
 
-Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_stage,
+Result<> Model::Inference::set_experts(const RuleSet::Facts& facts) {
+  const uint32_t ep = spec_.sizes.ep;
+  if (ep == 1) return ok();
+  uint32_t most = 0;
+  const WrittenTensor* example = nullptr;
+  const WrittenRank* of_rank = nullptr;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank)
+    for (uint32_t i = 0; i < locals_[rank].size(); ++i) {
+      const LocalName& local = locals_[rank][i];
+      if (local.expert_end == 0 || (example != nullptr && local.expert < most)) continue;
+      most = local.expert, example = &ranks_[rank].tensors[i], of_rank = &ranks_[rank];
+    }
+  if (example == nullptr) return ok();
+  const auto fact = facts.numbers.find("experts");
+  const uint64_t total = fact != facts.numbers.end() ? fact->second : (uint64_t{most} + 1) * ep;
+  if (total > INT32_MAX || total % ep != 0)
+    return invalid_argument("the {} experts are not divisible by ep = {}", total, ep);
+  experts_each_ = static_cast<uint32_t>(total / ep);
+  if (most < experts_each_) return ok();
+  return invalid_argument(
+      "{} is expert {} of its rank, and of {} experts each of {} ranks has {} (layout {}): ranks "
+      "count their own experts from 0",
+      place(*of_rank, *example), most, total, ep, experts_each_, spec_.name());
+}
+
+Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_chunk,
                                        const RuleSet::Facts& facts) {
-  uint64_t total = std::accumulate(layers_of_stage.begin(), layers_of_stage.end(), uint64_t{0});
+  uint64_t total = std::accumulate(layers_of_chunk.begin(), layers_of_chunk.end(), uint64_t{0});
   if (total == 0 && spec_.naming == Naming::kGlobal) return ok();  // of another architecture
   const auto fact = facts.numbers.find("layers");
   const bool known = fact != facts.numbers.end();
   if (known) total = fact->second;
   if (total > INT32_MAX) return invalid_argument("a model of {} layers is too deep", total);
   PTC_TRY(stage_offsets_, stage_boundaries(spec_, static_cast<uint32_t>(total)));
-  for (uint32_t stage = 0; stage < layers_of_stage.size(); ++stage) {
-    const uint32_t expected = stage_offsets_[stage + 1] - stage_offsets_[stage];
-    const uint32_t found = layers_of_stage[stage];
+  for (uint32_t chunk = 0; chunk < layers_of_chunk.size(); ++chunk) {
+    const uint32_t expected = stage_offsets_[chunk + 1] - stage_offsets_[chunk];
+    const uint32_t found = layers_of_chunk[chunk];
     // Layers behind those that are counted are the last stage's.
-    const bool extra = known && stage + 1 == layers_of_stage.size() && found > expected;
+    const bool extra = known && chunk + 1 == layers_of_chunk.size() && found > expected;
     if (found == expected || extra) continue;
+    const uint32_t pp = spec_.sizes.pp;
     return invalid_argument(
-        "pipeline stage {} wrote {} layers, but layout {} gives it {} of {}: mend \"stages\", or "
+        "pipeline stage {} wrote {} layers{}, but layout {} gives it {} of {}: mend \"stages\", or "
         "\"naming\" if the names are global",
-        stage, found, spec_.name(), expected, total);
+        chunk % pp, found, spec_.vpp > 1 ? fmt::format(" in model{}", chunk / pp) : "",
+        spec_.name(), expected, total);
   }
   return ok();
 }
 
 std::string Model::Inference::global_name(uint32_t rank, uint32_t tensor) const {
   std::string name = ranks_[rank].tensors[tensor].name;
-  if (stage_offsets_.empty()) return name;
-  const LocalLayer& layer = layers_[rank][tensor];
-  if (layer.end == 0) return name;
-  if (layer.tied != nullptr) return name.replace(layer.begin, layer.end - layer.begin, *layer.tied);
-  const uint64_t number = uint64_t{layer.layer} + stage_offsets_[ranks_[rank].coords.pp];
-  name.replace(layer.begin, layer.end - layer.begin, std::to_string(number));
-  return name;
+  if (locals_.empty()) return name;
+  const LocalName& local = locals_[rank][tensor];
+  const RankCoords& at = ranks_[rank].coords;
+  const auto number_layer = [&] {
+    if (local.end == 0 || (stage_offsets_.empty() && local.tied == nullptr)) return;
+    std::string text = local.tied != nullptr
+                           ? *local.tied
+                           : std::to_string(uint64_t{local.layer} +
+                                            stage_offsets_[local.chunk * spec_.sizes.pp + at.pp]);
+    name.replace(local.begin, local.end - local.begin, text);
+  };
+  const bool expert_first = local.expert_begin < local.begin;
+  if (expert_first) number_layer();
+  if (local.expert_end > 0 && experts_each_ > 0)
+    name.replace(local.expert_begin, local.expert_end - local.expert_begin,
+                 std::to_string(uint64_t{local.expert} + uint64_t{experts_each_} * at.ep));
+  if (!expert_first) number_layer();
+  return name.erase(local.chunk_begin, local.chunk_end - local.chunk_begin);
 }
 
-/// Numbers the tensors in the order of states; checks what copies of a tensor must have in common.
+/// Numbers the tensors in the order of states, and within these of stretches of layers.
 Result<> Model::Inference::collect() {
-  std::unordered_map<std::string, uint32_t> index_of;
-  std::vector<uint32_t> last_rank;  // by tensor: position in ranks_ that wrote it last
-  const bool rows_differ = spec_.optimizer == OptimizerCut::kFsdp;
   tensor_of_.resize(ranks_.size());
-  for (uint32_t rank : order_) {
-    tensor_of_[rank].reserve(ranks_[rank].tensors.size());
-    for (uint32_t i = 0; i < ranks_[rank].tensors.size(); ++i) {
-      const WrittenTensor& tensor = ranks_[rank].tensors[i];
-      std::string name = global_name(rank, i);
-      std::string key = tensor.file;
-      key += '\0';
-      key += name;
-      auto [found, is_new] =
-          index_of.try_emplace(std::move(key), static_cast<uint32_t>(tensors_.size()));
-      const uint32_t index = found->second;
-      tensor_of_[rank].push_back(index);
-      if (is_new) {
-        tensors_.push_back({tensor.file, std::move(name), tensor.dtype,
-                            tensor.said ? tensor.said->whole : tensor.shape});
-        tensors_.back().by_stage = tensor.by_stage;
-        said_.push_back(tensor.said.has_value());
-        first_writer_.push_back({rank, i});
-        last_rank.push_back(rank);
-        dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
-        continue;
-      }
-      if (last_rank[index] == rank) {
-        return invalid_argument("{} is there twice", place(ranks_[rank], tensor));
-      }
-      const StateCoords before = state_of(spec_, ranks_[last_rank[index]].coords);
-      const StateCoords state = state_of(spec_, ranks_[rank].coords);
-      last_rank[index] = rank;
-      const Writer& first = first_writer_[index];
-      if (tensor.dtype != tensors_[index].dtype) {
-        return invalid_argument("{} is {}, but {} on rank {}", place(ranks_[rank], tensor),
-                                dtype_name(tensor.dtype), dtype_name(tensors_[index].dtype),
-                                ranks_[first.rank].global_rank);
-      }
-      PTC_TRY(check_said(ranks_[rank], tensor, index));
-      if (tensor.said) continue;
-      Shape shape = tensor.shape;
-      if (rows_differ && !shape.empty() && !tensors_[index].shape.empty()) {
-        shape[0] = tensors_[index].shape[0];
-        const StateCoords first_state = state_of(spec_, ranks_[first.rank].coords);
-        if (state != before && group_of(spec_, state) == group_of(spec_, first_state) &&
-            __builtin_add_overflow(dp_rows_[index], tensor.shape[0], &dp_rows_[index])) {
-          return invalid_argument("{} has too many rows", place(ranks_[rank], tensor));
+  for (uint32_t rank : order_) tensor_of_[rank].resize(ranks_[rank].tensors.size());
+  const uint32_t chunks = locals_.empty() ? 1 : spec_.vpp;
+  for (uint32_t chunk = 0; chunk < chunks; ++chunk)
+    for (uint32_t rank : order_)
+      for (uint32_t i = 0; i < ranks_[rank].tensors.size(); ++i)
+        if (locals_.empty() || locals_[rank][i].chunk == chunk) {
+          PTC_TRY(collect(rank, i));
         }
-      }
-      if (shape != tensors_[index].shape) {
-        return invalid_argument(
-            "{} has shape {}, but {} on rank {}, and all ranks' parts of a "
-            "tensor have one shape",
-            place(ranks_[rank], tensor), tensor.shape.to_string(),
-            tensors_[index].shape.to_string(), ranks_[first.rank].global_rank);
-      }
+  return ok();
+}
+
+/// Checks what copies of a tensor must have in common.
+Result<> Model::Inference::collect(uint32_t rank, uint32_t i) {
+  const WrittenTensor& tensor = ranks_[rank].tensors[i];
+  std::string name = global_name(rank, i);
+  std::string key = tensor.file;
+  key += '\0';
+  key += name;
+  auto [found, is_new] =
+      index_of_.try_emplace(std::move(key), static_cast<uint32_t>(tensors_.size()));
+  const uint32_t index = tensor_of_[rank][i] = found->second;
+  if (is_new) {
+    tensors_.push_back({tensor.file, std::move(name), tensor.dtype,
+                        tensor.said ? tensor.said->whole : tensor.shape});
+    tensors_.back().by_stage = tensor.by_stage;
+    said_.push_back(tensor.said.has_value());
+    first_writer_.push_back({rank, i});
+    last_rank_.push_back(rank);
+    dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
+    return ok();
+  }
+  if (last_rank_[index] == rank)
+    return invalid_argument("{} is there twice", place(ranks_[rank], tensor));
+  const StateCoords before = state_of(spec_, ranks_[last_rank_[index]].coords);
+  const StateCoords state = state_of(spec_, ranks_[rank].coords);
+  last_rank_[index] = rank;
+  const Writer& first = first_writer_[index];
+  if (tensor.dtype != tensors_[index].dtype) {
+    return invalid_argument("{} is {}, but {} on rank {}", place(ranks_[rank], tensor),
+                            dtype_name(tensor.dtype), dtype_name(tensors_[index].dtype),
+                            ranks_[first.rank].global_rank);
+  }
+  PTC_TRY(check_said(ranks_[rank], tensor, index));
+  if (tensor.said) return ok();
+  Shape shape = tensor.shape;
+  const bool rows_differ = spec_.optimizer == OptimizerCut::kFsdp;
+  if (rows_differ && !shape.empty() && !tensors_[index].shape.empty()) {
+    shape[0] = tensors_[index].shape[0];
+    const StateCoords first_state = state_of(spec_, ranks_[first.rank].coords);
+    if (state != before && group_of(spec_, state) == group_of(spec_, first_state) &&
+        __builtin_add_overflow(dp_rows_[index], tensor.shape[0], &dp_rows_[index])) {
+      return invalid_argument("{} has too many rows", place(ranks_[rank], tensor));
     }
   }
-  return ok();
+  if (shape == tensors_[index].shape) return ok();
+  return invalid_argument(
+      "{} has shape {}, but {} on rank {}, and all ranks' parts of a "
+      "tensor have one shape",
+      place(ranks_[rank], tensor), tensor.shape.to_string(), tensors_[index].shape.to_string(),
+      ranks_[first.rank].global_rank);
 }
 
 /// What several ranks say of a tensor's whole is the same.
@@ -566,6 +663,12 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
                               place(writer, writer.tensors[i]), writer.tensors[i].shape.to_string(),
                               spec_.name(), found->second->local_shape.to_string(),
                               model_.tensors_[tensor].shape.to_string());
+    }
+    if (writer.tensors[i].by_stage && spec_.vpp > 1) {
+      const std::string name = model_.local_name(tensor, spec_, state.pp);
+      if (name != writer.tensors[i].name)
+        return invalid_argument("{} is {} under layout {}", place(writer, writer.tensors[i]), name,
+                                spec_.name());
     }
     expected.erase(found);
   }

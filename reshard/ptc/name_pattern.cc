@@ -204,6 +204,8 @@ class NamePattern::Matcher {
             match.layer_end = end;
           } else {
             match.expert = static_cast<uint32_t>(number);
+            match.expert_begin = at;
+            match.expert_end = end;
           }
           at = end;
           break;

@@ -15,9 +15,10 @@ namespace ptc {
 struct NameMatch {
   std::optional<uint32_t> layer;
   std::optional<uint32_t> expert;
-  // Where {layer}'s digits are in the name; for renaming to and from stage-local numbers.
-  size_t layer_begin = 0;
-  size_t layer_end = 0;
+  // Where {layer}'s digits are in the name, and {expert}'s; for renaming to and from a rank's own
+  // numbers.
+  size_t layer_begin = 0, layer_end = 0;
+  size_t expert_begin = 0, expert_end = 0;
 };
 
 /// `*` stands for one or more characters other than '.'; `**` for any characters at all (also

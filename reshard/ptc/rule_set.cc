@@ -295,11 +295,13 @@ std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& 
     for (const NamePattern& pattern : rules_[rule].names) {
       std::optional<NameMatch> match = pattern.match(plain.name.substr(prefix.size()));
       if (!match) continue;
-      if (match->layer) {
-        const size_t bytes = match->layer_end - match->layer_begin;
-        match->layer_begin = in_tensor_name(prefix.size() + match->layer_begin, plain);
-        match->layer_end = match->layer_begin + bytes;
-      }
+      const auto place = [&](size_t& begin, size_t& end) {
+        const size_t bytes = end - begin;
+        begin = in_tensor_name(prefix.size() + begin, plain);
+        end = begin + bytes;
+      };
+      if (match->layer) place(match->layer_begin, match->layer_end);
+      if (match->expert) place(match->expert_begin, match->expert_end);
       return Match{&rules_[rule], *match, plain.prefix_length + prefix.size()};
     }
   }

@@ -81,7 +81,8 @@ class Pickle {
   PickleKind kind(PickleId id) const { return nodes_[id].kind; }
   bool is(PickleId id, PickleKind of) const { return kind(id) == of; }
   int64_t integer(PickleId id) const { return static_cast<int64_t>(nodes_[id].bc()); }
-  /// Of a kInt: it has another value from then on, wherever the pickle uses it.
+  /// Of a kInt: it has another value from then on, wherever the pickle uses it, or is None.
+  void set_none(PickleId id) { nodes_[id].kind = PickleKind::kNone; }
   void set_integer(PickleId id, int64_t value) {
     nodes_[id].b = static_cast<uint32_t>(value);
     nodes_[id].c = static_cast<uint32_t>(static_cast<uint64_t>(value) >> 32);

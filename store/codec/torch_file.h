@@ -139,6 +139,7 @@ class TorchFile {
   const Pickle& pickle() const { return *pickle_; }
   /// Pickle::set_integer(); what is laid out like the file has it.
   void set_integer(PickleId id, int64_t value) { pickle_->set_integer(id, value); }
+  void set_none(PickleId id) { pickle_->set_none(id); }
   std::string_view pickle_bytes() const { return std::string_view(bytes_->data(), bytes_->size()); }
   std::string_view root() const { return root_; }  // "archive": the directory of all members
 

@@ -1,6 +1,7 @@
 """Trees that Megatron-LM wrote (`--ckpt-format torch`), committed as they are: read under other layouts by torch, compared
 with a whole model that is cut here by hand."""
 import argparse
+import itertools
 import os
 import random
 import shutil
@@ -24,6 +25,16 @@ def fill(name, *shape):
     return torch.randn(shape, generator=generator)
 
 
+def expert_shapes(experts, grouped):
+    """(name, shape, expert) of `experts`, numbers; grouped: in one module."""
+    shapes = {"linear_fc1": (2 * FFN, HIDDEN), "linear_fc2": (HIDDEN, FFN)}
+    if grouped:
+        found = [(f"mlp.experts.{module}.weight{{}}", shape, expert) for module, shape in shapes.items() for expert in experts]
+        return found + [(f"mlp.experts.{module}._extra_state", None, 0) for module in shapes]
+    return [(f"mlp.experts.local_experts.{{}}.{module}.{kind}", shape if kind == "weight" else None, expert)
+            for expert in experts for module, shape in shapes.items() for kind in ("weight", "_extra_state")]
+
+
 def layer_shapes(bias):
     """In the order of Megatron-Core's modules."""
     qkv, gate_up = (HEADS + 2 * GROUPS) * HEAD, 2 * FFN
@@ -41,8 +52,10 @@ def layer_shapes(bias):
 class Model:
     """A GPT: what each rank of each layout has of it, under Megatron's names, which count layers from the stage's first."""
 
-    def __init__(self, layers=4, tied=False, bias=False, dtype=torch.float32):
+    def __init__(self, layers=4, tied=False, bias=False, dtype=torch.float32, experts=0, grouped=False, apart=False):
+        """`apart`: its experts have an optimizer of their own, as where they are cut over ranks."""
         self.layers, self.tied, self.bias, self.dtype = layers, tied, bias, dtype
+        self.experts, self.grouped, self.apart = experts, grouped, apart
 
     def cut(self, name, whole, tp_rank, tp):
         if "word_embeddings" in name or name == "output_layer.weight":
@@ -54,12 +67,25 @@ class Model:
             return whole.chunk(tp)[tp_rank]
         if "linear_fc1." in name:
             return torch.cat([half.chunk(tp)[tp_rank] for half in whole.chunk(2)])
-        if name.endswith(("linear_proj.weight", "linear_fc2.weight")):
+        if "linear_fc1.weight" in name:
+            return torch.cat([half.chunk(tp)[tp_rank] for half in whole.chunk(2)])
+        if name.endswith("linear_proj.weight") or "linear_fc2.weight" in name:
             return whole.chunk(tp, dim=1)[tp_rank]
         return whole
 
-    def stage(self, pp_rank, pp, stages=None):
-        """(name in the file, name of what fills it, shape of the whole) of a stage."""
+    def layer(self, ep_rank, ep):
+        """(name in the file, name of what fills it, shape) in one layer."""
+        if not self.experts:
+            return [(name, name, shape) for name, shape in layer_shapes(self.bias)]
+        each = self.experts // ep
+        shapes = [(name, name, shape) for name, shape in layer_shapes(self.bias) if not name.startswith("mlp.")]
+        shapes += [("mlp.router.weight", "mlp.router.weight", (self.experts, HIDDEN))]
+        return shapes + [(name.format(expert), name.format(ep_rank * each + expert), shape)
+                         for name, shape, expert in expert_shapes(range(each), self.grouped)]
+
+    def stage(self, pp_rank, pp, stages=None, ep_rank=0, ep=1):
+        """(name in the file, name of what fills it, shape of the whole) of a stage, or of a stretch of layers where stages have
+        several: that is what a stage would have of a pipeline of as many stages as there are stretches."""
         counts = stages or [self.layers // pp] * pp
         begin = sum(counts[:pp_rank])
         items = []
@@ -67,8 +93,8 @@ class Model:
             items += [(name, name, shape) for name, shape in (("embedding.word_embeddings.weight", (VOCAB, HIDDEN)),
                                                               ("embedding.position_embeddings.weight", (POSITIONS, HIDDEN)))]
         for layer in range(counts[pp_rank]):
-            items += [(f"decoder.layers.{layer}.{name}", f"decoder.layers.{begin + layer}.{name}", shape)
-                      for name, shape in layer_shapes(self.bias)]
+            items += [(f"decoder.layers.{layer}.{name}", f"decoder.layers.{begin + layer}.{whole}", shape)
+                      for name, whole, shape in self.layer(ep_rank, ep)]
         if pp_rank == pp - 1:
             items += [(name, name, (HIDDEN,)) for name in ("decoder.final_layernorm.weight", "decoder.final_layernorm.bias")]
             if not self.tied:
@@ -78,10 +104,10 @@ class Model:
             items.append(("output_layer._extra_state", "", None))
         return items
 
-    def rank(self, tp_rank, tp, pp_rank, pp, stages=None, kind="", dtype=None):
+    def rank(self, tp_rank, tp, pp_rank, pp, stages=None, kind="", dtype=None, ep_rank=0, ep=1):
         """`kind`: of the optimizer's state, "exp_avg"."""
         made = OrderedDict()
-        for local, name, shape in self.stage(pp_rank, pp, stages):
+        for local, name, shape in self.stage(pp_rank, pp, stages, ep_rank, ep):
             whole = None if shape is None else fill(kind + name, *shape).to(dtype or self.dtype)
             made[local] = None if whole is None else self.cut(local, whole, tp_rank, tp).clone()
         return made
@@ -92,60 +118,81 @@ class Model:
             "group_query_attention": True, "swiglu": True, "ffn_hidden_size": FFN, "vocab_size": VOCAB, "padded_vocab_size": padded(tp),
             "untie_embeddings_and_output_weights": not self.tied, "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp,
             "virtual_pipeline_model_parallel_size": None, "expert_model_parallel_size": 1, "data_parallel_size": 1,
-            "world_size": tp * pp, "rank": rank, "params_dtype": self.dtype, "lr": 1.5e-4, "data_path": ["a", "b"], **more})
+            "num_experts": self.experts or None, "expert_tensor_parallel_size": tp, "world_size": tp * pp, "rank": rank, "params_dtype": self.dtype, "lr": 1.5e-4, "data_path": ["a", "b"], **more})
 
-    def groups(self, weights):
-        """Parameters' names by group: what decays, and biases and norms."""
-        names = [name for name, tensor in weights.items() if tensor is not None]
-        kept = [name for name in names if weights[name].dim() == 1 or name.endswith(".bias")]
-        return [[name for name in names if name not in kept], kept]
+    def stretches(self, coords, stages=None, kind="", dtype=None, vpp=1, experts=(0, 1)):
+        """What a rank has, by stretch of layers: one, or model0, model1 …"""
+        tp_rank, tp, pp_rank, pp = coords
+        return [self.rank(tp_rank, tp, chunk * pp + pp_rank, pp * vpp, stages, kind, dtype, *experts) for chunk in range(vpp)]
 
-    def optimizer(self, coords, mixed, stages=None):
+    def numbered(self, *arguments, **options):
+        """The same as one dict, in the order of an optimizer's parameters."""
+        return {(chunk, name): tensor for chunk, made in enumerate(self.stretches(*arguments, **options)) for name, tensor in made.items()}
+
+    def groups(self, weights, of_experts=None):
+        """Parameters by group: what decays, and biases and norms."""
+        names = [name for name, tensor in weights.items()
+                 if tensor is not None and of_experts in (None, ".experts." in name[1])]
+        kept = [name for name in names if weights[name].dim() == 1 or name[1].endswith(".bias")]
+        groups = [[name for name in names if name not in kept], kept]
+        return [group for group in groups if group or not of_experts]
+
+    def optimizer(self, coords, mixed, stages=None, **options):
+        if not self.apart:
+            return self.one_optimizer(coords, mixed, stages, None, **options)
+        return [self.one_optimizer(coords, mixed, stages, of_experts, **options) for of_experts in (False, True)]
+
+    def one_optimizer(self, coords, mixed, stages, of_experts, **options):
         """As torch's Adam, or Megatron's wrapper of it for a model of 16 bits, numbers its parameters."""
-        weights = self.rank(*coords, stages)
-        moments = {kind: self.rank(*coords, stages, kind, torch.float32) for kind in ("exp_avg", "exp_avg_sq")}
-        groups = self.groups(weights)
+        weights = self.numbered(coords, stages, **options)
+        moments = {kind: self.numbered(coords, stages, kind, torch.float32, **options) for kind in ("exp_avg", "exp_avg_sq")}
+        groups = self.groups(weights, of_experts)
         order = [name for group in groups for name in group]
         state = {number: {"step": torch.tensor(100.), **{kind: moments[kind][name] for kind in moments}} for number, name in enumerate(order)}
         begin, lists = 0, []
         for wd_mult, group in zip((1.0, 0.0), groups):
-            lists.append({"wd_mult": wd_mult, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "lr": 1e-4,
+            lists.append({"wd_mult": wd_mult, "lr_mult": 1.0, "is_expert_parallel": bool(of_experts), "is_decoupled_lr": False, "lr": 1e-4,
                           "betas": (0.9, 0.95), "params": list(range(begin, begin + len(group)))})
             begin += len(group)
         inner = {"state": state, "param_groups": lists}
         if not mixed:
             return inner
-        masters = self.rank(*coords, stages, "master", torch.float32)
+        masters = self.numbered(coords, stages, "master", torch.float32, **options)
         return {"optimizer": inner, "grad_scaler": {"scale": torch.tensor([65536.]), "growth_tracker": 3},
                 "fp32_from_fp16_params": [[masters[name] for name in group] for group in groups]}
 
-    def state(self, coords, mixed=None, stages=None, **arguments):
-        """What a rank saves; `mixed`: with an optimizer, of 16 bits or not."""
+    def state(self, coords, mixed=None, stages=None, vpp=1, experts=(0, 1), **arguments):
+        """What a rank saves; `mixed`: with an optimizer, of 16 bits or not; `experts`: which of how many expert ranks it is."""
         tp_rank, tp, pp_rank, pp = coords
+        if vpp > 1:
+            arguments = {"virtual_pipeline_model_parallel_size": vpp, **arguments}
+        arguments = {"expert_model_parallel_size": experts[1], **arguments}
+        stretches = self.stretches(coords, stages, vpp=vpp, experts=experts)
+        models = {"model": stretches[0]} if vpp == 1 else {f"model{chunk}": made for chunk, made in enumerate(stretches)}
         rank = pp_rank * tp + tp_rank
         torch.manual_seed(rank)
         random.seed(rank)
         made = {"args": self.arguments(tp, pp, rank, **arguments), "checkpoint_version": 3.0, "iteration": 100,
-                "num_floating_point_operations_so_far": 1e15, "model": self.rank(*coords, stages),
+                "num_floating_point_operations_so_far": 1e15, **models,
                 "opt_param_scheduler": {"max_lr": 1e-4, "num_steps": 100},
                 "rng_state": [{"random_rng_state": random.getstate(), "torch_rng_state": torch.get_rng_state(),
                                "cuda_rng_state": None, "rng_tracker_states": {}}]}
         if mixed is not None:
-            made["optimizer"] = self.optimizer(coords, mixed, stages)
+            made["optimizer"] = self.optimizer(coords, mixed, stages, vpp=vpp, experts=experts)
         return made
 
 
-def directory(tp_rank, pp_rank, pp):
-    return f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if pp > 1 else "")
+def directory(tp_rank, pp_rank, pp, ep_rank=0, ep=1):
+    return f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if pp > 1 else "") + (f"_{ep_rank:03d}" if ep > 1 else "")
 
 
-def save_tree(top, model, tp, pp, mixed=None, stages=None, iteration="iter_0000100", change=lambda coords, state: state, **arguments):
-    for pp_rank in range(pp):
-        for tp_rank in range(tp):
-            coords = (tp_rank, tp, pp_rank, pp)
-            path = os.path.join(top, iteration, directory(tp_rank, pp_rank, pp))
-            os.makedirs(path)
-            torch.save(change(coords, model.state(coords, mixed, stages, **arguments)), os.path.join(path, "model_optim_rng.pt"))
+def save_tree(top, model, tp, pp, mixed=None, stages=None, iteration="iter_0000100", change=lambda coords, state: state, ep=1, **arguments):
+    for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
+        coords = (tp_rank, tp, pp_rank, pp)
+        path = os.path.join(top, iteration, directory(tp_rank, pp_rank, pp, ep_rank, ep))
+        os.makedirs(path)
+        state = model.state(coords, mixed, stages, experts=(ep_rank, ep), **arguments)
+        torch.save(change(coords if ep == 1 else (*coords, ep_rank, ep), state), os.path.join(path, "model_optim_rng.pt"))
     with open(os.path.join(top, "latest_checkpointed_iteration.txt"), "w", encoding="utf-8") as file:
         file.write("100")
 
@@ -171,19 +218,27 @@ class Trees(mount.TestCase):
         else:
             self.assertEqual(found, wanted, at)
 
-    def expect_layout(self, job, model, layout, tp, pp, mixed=None, stages=None):
-        for pp_rank in range(pp):
-            for tp_rank in range(tp):
-                coords = (tp_rank, tp, pp_rank, pp)
-                found = self.load(job, layout, pp_rank * tp + tp_rank)
-                wanted = model.state(coords, mixed, stages)
-                self.expect_same(found["model"], wanted["model"], f"{layout} {coords} model")
-                if mixed is not None:
-                    self.expect_same(found["optimizer"], wanted["optimizer"], f"{layout} {coords} optimizer")
-                for key in ("iteration", "checkpoint_version", "opt_param_scheduler"):
-                    self.assertEqual(found[key], wanted[key])
-                for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "padded_vocab_size", "num_layers", "lr", "data_path"):
-                    self.assertEqual(getattr(found["args"], key), getattr(wanted["args"], key), key)
+    def expect_layout(self, job, model, layout, tp, pp, mixed=None, stages=None, ep=1, vpp=1):
+        for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
+            coords = (tp_rank, tp, pp_rank, pp)
+            found = self.load(job, layout, (pp_rank * ep + ep_rank) * tp + tp_rank)
+            wanted = model.state(coords, mixed, stages, vpp=vpp, experts=(ep_rank, ep))
+            at = f"{layout} {coords} {ep_rank}"
+            self.assertEqual([key for key in found if key.startswith("model")], [key for key in wanted if key.startswith("model")], at)
+            for key in wanted:
+                if key.startswith("model"):
+                    self.expect_same(found[key], wanted[key], f"{at} {key}")
+                    order = [name for name, tensor in wanted[key].items() if tensor is not None]
+                    self.assertEqual([name for name, tensor in found[key].items() if tensor is not None], order, at)
+            if mixed is not None:
+                self.expect_same(found["optimizer"], wanted["optimizer"], f"{at} optimizer")
+            for key in ("iteration", "checkpoint_version", "opt_param_scheduler"):
+                self.assertEqual(found[key], wanted[key])
+            for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
+                        "padded_vocab_size", "num_layers", "lr", "data_path"):
+                self.assertEqual(getattr(found["args"], key), getattr(wanted["args"], key), key)
+            if getattr(found["args"], "virtual_pipeline_model_parallel_size") is not None:
+                self.assertEqual(getattr(found["args"], "virtual_pipeline_model_parallel_size"), vpp if vpp > 1 else None)
 
     def expect_layouts(self, job, model, mixed=None):
         for tp, pp in ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4)):
@@ -367,10 +422,111 @@ class Optimizers(Trees):
                 self.assertIn(why, job.commit_error("base"))
 
 
+class VirtualPipelines(Trees):
+    """Stages with model0, model1 …: with layers 0, 1, 4, 5 on the first of two, and 2, 3, 6, 7 on the second."""
+
+    def expect_stretches(self, job, model, mixed=None):
+        for tp, pp, vpp in ((1, 2, 2), (2, 2, 4), (1, 4, 2)):
+            self.expect_layout(job, model, f"tp{tp}-pp{pp}-dp1-vpp{vpp}", tp, pp, mixed, vpp=vpp)
+
+    def test_a_tree_of_two_stretches_of_layers(self):
+        job, model = self.new_job(), Model(layers=8)
+        save_tree(job.incoming("base"), model, 2, 2, vpp=2)
+        written = mount.read_bytes(job.incoming("base") + "/iter_0000100/mp_rank_01_001/model_optim_rng.pt")
+        job.commit("base")
+        self.assertEqual(mount.read_bytes(job.rank_file("base", "tp2-pp2-dp1-vpp2", 3, "model_optim_rng.pt")), written)
+        self.assertEqual(sorted(os.listdir(job.checkpoint("base", "model", "decoder", "layers"))), [str(layer) for layer in range(8)])
+        self.expect_layouts(job, model)
+        self.expect_stretches(job, model)
+        self.mount.ptc("verify", job.name)
+
+    def test_optimizers(self):
+        job, model = self.new_job(), Model(layers=8, tied=True, dtype=torch.bfloat16)
+        save_tree(job.incoming("base"), model, 1, 2, mixed=True, vpp=2)
+        job.commit("base")
+        name = "optimizer.optimizer.state.decoder.layers.5.mlp.linear_fc1.weight.exp_avg"
+        self.assertTrue(os.path.exists(job.checkpoint("base", "model", name.replace(".", "/") + ".npy")))
+        self.expect_layouts(job, model, mixed=True)
+        self.expect_stretches(job, model, mixed=True)
+
+    def test_a_layout_in_force(self):
+        job, model = self.new_job(), Model(layers=8)
+        save_tree(job.incoming("base"), model, 1, 1, mixed=False)
+        job.commit("base")
+        job.set_layout(pp=2, vpp=2)
+        self.assertEqual(os.path.basename(os.readlink(job.file("current"))), "tp1-pp2-dp1-vpp2")
+        self.expect_stretches(job, model, mixed=False)
+        job.set_layout(tp=2, pp=4)
+        self.expect_stretches(job, model, mixed=False)
+        self.expect_layouts(job, model, mixed=False)
+        self.mount.ptc("verify", job.name)
+
+    def test_what_was_laid_out_comes_in_again(self):
+        job, model = self.new_job(), Model(layers=8)
+        save_tree(job.incoming("base"), model, 1, 4, mixed=False)
+        job.commit("base")
+        again = self.mount.job("stretches-again")
+        again.set_layout(pp=2, vpp=2)
+        for rank in range(2):
+            os.makedirs(again.incoming("base") + f"/rank/{rank}")
+            shutil.copy(job.rank_file("base", "tp1-pp2-dp1-vpp2", rank, "model_optim_rng.pt"), again.incoming("base") + f"/rank/{rank}")
+        again.commit("base")
+        self.expect_layouts(again, model, mixed=False)
+        self.expect_stretches(again, model, mixed=False)
+
+    def test_stretches_of_other_sizes(self):
+        job, model = self.new_job(), Model(layers=8)
+        save_tree(job.incoming("base"), model, 1, 2, stages=[1, 3, 1, 3], vpp=2, decoder_first_pipeline_num_layers=2)
+        job.commit("base")
+        self.expect_layouts(job, model)
+        job.save_layout(pp=2, vpp=2, stages=[3, 1, 3, 1])
+        job.wait()
+        self.expect_layout(job, model, os.path.basename(os.readlink(job.file("current"))), 1, 2, stages=[3, 1, 3, 1], vpp=2)
+
+
+class Experts(Trees):
+    """Ranks that have some of the experts each, which every rank counts from 0."""
+
+    def expect_experts(self, job, model, mixed=None):
+        for tp, pp, ep in ((1, 1, 1), (1, 1, 2), (2, 2, 2), (1, 2, 4), (2, 1, 4)):
+            name = f"tp{tp}-pp{pp}-dp1" + (f"-ep{ep}" if ep > 1 else "")
+            self.expect_layout(job, model, name, tp, pp, mixed, ep=ep)
+
+    def test_a_tree_of_expert_ranks(self):
+        for tp, pp, ep, grouped in ((1, 1, 2, False), (2, 2, 2, True), (2, 1, 4, False)):
+            with self.subTest(tp=tp, pp=pp, ep=ep):
+                job, model = self.mount.job(f"experts{tp}{pp}{ep}"), Model(experts=4, grouped=grouped)
+                save_tree(job.incoming("base"), model, tp, pp, ep=ep)
+                last = directory(tp - 1, pp - 1, pp, ep - 1, ep)
+                written = mount.read_bytes(job.incoming("base") + f"/iter_0000100/{last}/model_optim_rng.pt")
+                job.commit("base")
+                self.assertEqual(mount.read_bytes(job.rank_file("base", f"tp{tp}-pp{pp}-dp1-ep{ep}", tp * pp * ep - 1, "model_optim_rng.pt")),
+                                 written)
+                self.expect_experts(job, model)
+                self.mount.ptc("verify", job.name)
+
+    def test_optimizers(self):
+        """That of the experts is another than that of all else."""
+        job, model = self.new_job(), Model(experts=4, dtype=torch.bfloat16, apart=True)
+        save_tree(job.incoming("base"), model, 1, 2, mixed=True, ep=2)
+        job.commit("base")
+        self.expect_experts(job, model, mixed=True)
+        job.set_layout(ep=4)
+        self.expect_experts(job, model, mixed=True)
+        self.mount.ptc("verify", job.name)
+
+    def test_with_stretches_of_layers(self):
+        job, model = self.new_job(), Model(layers=8, experts=4, grouped=True, apart=True)
+        save_tree(job.incoming("base"), model, 1, 2, mixed=False, ep=2, vpp=2)
+        job.commit("base")
+        self.expect_experts(job, model, mixed=False)
+        self.expect_layout(job, model, "tp1-pp2-dp1-ep4-vpp4", 1, 2, False, ep=4, vpp=4)
+
+
 class Refused(Trees):
-    def refuse(self, name, why, spoil=lambda top: None, tp=2, pp=2, **options):
+    def refuse(self, name, why, spoil=lambda top: None, tp=2, pp=2, model=None, **options):
         job = self.mount.job(name)
-        save_tree(job.incoming("base"), Model(), tp, pp, **options)
+        save_tree(job.incoming("base"), model or Model(), tp, pp, **options)
         spoil(os.path.join(job.incoming("base"), "iter_0000100"))
         self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
         for words in why if isinstance(why, tuple) else (why,):
@@ -413,11 +569,6 @@ class Refused(Trees):
         self.refuse("lacks", ("mp_rank_00_001", "has 1 layer,"), change=lacks)
 
     def test_what_cannot_be_cut(self):
-        def chunks(_, state):
-            model = state.pop("model")
-            return {**state, "model0": model, "model1": OrderedDict(model)}
-        self.refuse("chunks", "virtual pipeline", change=chunks)
-        self.refuse("experts", "expert-parallel", expert_model_parallel_size=2)
         self.refuse("whole-experts", "expert_tensor_parallel_size 1", num_experts=2, expert_tensor_parallel_size=1)
         self.refuse("buckets", ("distrib_optim.pt", "torch_dist"),
                     lambda top: torch.save({0: {(torch.bfloat16, torch.float32): {"exp_avg": torch.zeros(5)}}}, top + "/mp_rank_00_000/distrib_optim.pt"))
@@ -426,6 +577,65 @@ class Refused(Trees):
             state["model"]["decoder.layers.0.mlp.linear_fc1._extra_state"] = b"scales"
             return state
         self.refuse("opaque", "linear_fc1._extra_state", change=opaque)
+
+    def test_stretches_of_layers(self):
+        """What is wrong or missing of model0, model1 …"""
+        def lacks(ranks):
+            def change(coords, state):
+                if coords[2] in ranks:
+                    del state["model1"]
+                return state
+            return change
+
+        def both(_, state):
+            return {**state, "model": state["model1"]}
+
+        def third(_, state):
+            return {**state, "model2": OrderedDict(state["model1"])}
+
+        def shorter(coords, state):
+            if coords[2] == 1:
+                for name in [name for name in state["model0"] if name.startswith("decoder.layers.1.")]:
+                    del state["model0"][name]
+            return state
+
+        def swapped(_, state):
+            state["model0"], state["model1"] = state["model1"], state["model0"]
+            return state
+        model = Model(layers=8)
+        self.refuse("lacks-one", ("mp_rank_00_000", "mp_rank_00_001", "2 and 1 of them"), tp=1, vpp=2, model=model, change=lacks([1]))
+        self.refuse("lacks-all", ("has model0, and no model1", "all of its 2"), tp=1, vpp=2, model=model, change=lacks([0, 1]))
+        self.refuse("both", "both `model` and `model0`", tp=1, vpp=2, model=model, change=both)
+        self.refuse("third", ("has model2", "virtual_pipeline_model_parallel_size 2"), tp=1, vpp=2, model=model, change=third)
+        self.refuse("shorter", ("mp_rank_00_001", "1 layer in model0", "has 2 there"), tp=1, vpp=2, model=model, change=shorter)
+        self.refuse("swapped", "embedding.word_embeddings.weight", tp=1, vpp=2, model=model, change=swapped)
+        self.refuse("only-args", ("virtual_pipeline_model_parallel_size 2", "no model0"), virtual_pipeline_model_parallel_size=2)
+        self.refuse("one-stage", ("model0", "pipeline_model_parallel_size 1"), tp=1, vpp=2, model=model, pipeline_model_parallel_size=1)
+        self.refuse("stretches-args", ("num_layers 12", "has 3 there"), tp=1, vpp=2, model=model, num_layers=12)
+
+    def test_experts(self):
+        model = Model(experts=4)
+        self.refuse("no-expert-rank", ("mp_rank_00_001_001", "expert_model_parallel_size 2"),
+                    lambda top: shutil.rmtree(top + "/mp_rank_00_001_001"), tp=1, ep=2, model=model)
+        self.refuse("rank-too-many", "mp_rank_00_002", lambda top: shutil.copytree(top + "/mp_rank_00_001", top + "/mp_rank_00_002"),
+                    tp=1, pp=1, ep=2, model=model)
+        self.refuse("two-of-one-rank", ("mp_rank_00_001", "mp_rank_00_000_001", "of one rank"),
+                    lambda top: shutil.copytree(top + "/mp_rank_00_001", top + "/mp_rank_00_000_001"), tp=1, pp=1, ep=2, model=model)
+        self.refuse("not-divided", ("5 experts", "ep = 2"), tp=1, pp=1, ep=2, model=model, num_experts=5)
+        self.refuse("too-few", ("expert 1 of its rank", "has 1"), tp=1, pp=1, ep=2, model=model, num_experts=2)
+        self.refuse("cut-otherwise", "expert_tensor_parallel_size 1", tp=2, pp=1, ep=2, model=model, expert_tensor_parallel_size=1)
+
+        def norm(coords, state):
+            if coords[4] == 1:
+                state["model"]["decoder.layers.0.input_layernorm.weight"] += 1
+            return state
+        self.refuse("replicas", ("input_layernorm.weight", "replicas must be equal"), tp=1, pp=1, ep=2, model=model, change=norm)
+
+        def lacks(coords, state):
+            if coords[4] == 1:
+                del state["model"]["decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight"]
+            return state
+        self.refuse("lacks-expert", ("mp_rank_00_001", "local_experts.1.linear_fc2.weight", "one stage"), tp=1, pp=1, ep=2, model=model, change=lacks)
 
     def test_two_iterations(self):
         self.refuse("two", "two iterations", lambda top: shutil.copytree(top, top.replace("100", "050")))

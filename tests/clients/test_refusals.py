@@ -75,6 +75,11 @@ REFUSED = {
     "a stage of less than none": ('{"tp": 1, "pp": 2, "dp": 1, "stages": [6, §-1]}', "at least 1"),
     "stages that do not add up": ('{"tp": 1, "pp": 2, "dp": 1,\n "stages": §[1, 1]}',
                                   "adds up to 2 layers, but the model has 5"),
+    "stretches of one stage": ('{"tp": 1, "pp": 1, "dp": 1, "vpp": §2}', "'vpp' is 2", "pp must be more than 1"),
+    "too few stages for stretches": ('{"tp": 1, "pp": 2, "dp": 1, "vpp": 2, "stages": §[3, 2]}',
+                                     "'stages' has 2 entries, but pp·vpp is 4"),
+    "stretches with numbers of a stage": ('{"tp": 1, "pp": 2, "dp": 1, "naming": "stage", "vpp": §2}', "no numbers of its own"),
+    "more stretches than layers": ('{"tp": 1, "pp": 2, "dp": 1, "vpp": §3}', "pp·vpp is 6, and the model has 5 layers"),
     "a tensor that does not divide": ('{"tp": §3, %s}' % REST, "does not fit checkpoint base",
                                       "model.layers.", "3"),
 }

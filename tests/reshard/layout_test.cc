@@ -92,6 +92,26 @@ TEST(LayoutSpec, NamesAndNamesReadBack) {
   EXPECT_EQ(LayoutSpec::from_name("tp4-pp2-dp2-cp3").value(), spec);
 }
 
+TEST(LayoutSpec, StagesMayHaveSeveralStretchesOfLayers) {
+  LayoutSpec spec{.sizes = {.tp = 2, .pp = 2, .ep = 4}, .vpp = 3};
+  EXPECT_EQ(spec.name(), "tp2-pp2-dp1-ep4-vpp3");
+  EXPECT_EQ(LayoutSpec::from_name("tp2-pp2-dp1-ep4-vpp3").value(), spec);
+  EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+  EXPECT_THAT(stage_boundaries(spec, 13).value(), ElementsAre(0, 3, 5, 7, 9, 11, 13));
+  spec.stages = {1, 2, 1, 2, 1, 2};
+  EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+  EXPECT_THAT(stage_boundaries(spec, 9).value(), ElementsAre(0, 1, 3, 4, 6, 7, 9));
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":2,"dp":1,"vpp":2,"stages":[4,4]})"),
+              HasSubstr("'stages' has 2 entries, but pp·vpp is 4"));
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":1,"dp":1,"vpp":2})"), HasSubstr("pp must be more"));
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":2,"dp":1,"vpp":1048576})"), HasSubstr("more than"));
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":2,"dp":1,"vpp":2,"naming":"stage"})"),
+              HasSubstr("no numbers of its own"));
+  for (const char* name : {"tp1-pp1-dp1-vpp2", "tp1-pp2-dp1-vpp1", "tp1-pp2-dp1-vpp2-ep2",
+                           "tp1-pp2-dp1-vpp1048576", "tp1-pp2-dp1-vpp"})
+    EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
 TEST(LayoutSpec, OneLayoutHasOneName) {
   for (const char* name :
        {"", "tp1", "tp1-pp1", "tp01-pp1-dp1", "tp1-pp1-dp1-", "tp1-pp1-dp1-ep1", "tp0-pp1-dp1",

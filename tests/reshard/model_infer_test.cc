@@ -212,6 +212,60 @@ TEST(InferByStage, NamesAreThoseOfTheWholeModel) {
   EXPECT_EQ(model.local_name(of[0][1], {}, 0), "optimizer.state." + embedding + ".exp_avg");
 }
 
+/// With several stretches of layers on a stage, and experts that each rank counts from 0.
+TEST(InferByStage, StretchesOfLayersAndExperts) {
+  const LayoutSpec spec{.sizes = {.pp = 2, .ep = 2}, .vpp = 2};
+  const auto named = [](int chunk, int expert, std::string_view state) {
+    const std::string name =
+        fmt::format("model{}.decoder.layers.0.mlp.experts.linear_fc2.weight{}", chunk, expert);
+    return state.empty() ? name : fmt::format("optimizer.state.{}.{}", name, state);
+  };
+  const auto written = [&](const std::string& more) {
+    std::vector<WrittenRank> ranks;
+    for (uint64_t number = 0; number < 4; ++number) {
+      WrittenRank made{number, spec.coords(number), {}};
+      for (const int chunk : {0, 1})
+        for (const int expert : {0, 1, 2})
+          for (const std::string_view state : {"", "exp_avg"})
+            made.tensors.push_back({"a.pt", named(chunk, expert, state), DType::kF32, {4, 2}});
+      if (!more.empty()) made.tensors.push_back({"a.pt", more, DType::kF32, {4, 2}});
+      for (WrittenTensor& tensor : made.tensors) tensor.by_stage = true;
+      ranks.push_back(std::move(made));
+    }
+    return ranks;
+  };
+  const auto rules = RuleSet::builtin("megatron").value();
+  const auto inferred = Model::infer(rules, {}, spec, written(""));
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const Model& model = inferred.value().model;
+  const auto& of = inferred.value().tensor_of;
+  const auto name = [&](uint32_t rank, uint32_t tensor) {
+    return model.tensors()[of[rank][tensor]].name;
+  };
+  // Ranks 0 and 1 are the expert ranks of the first stage.
+  EXPECT_EQ(name(0, 0), "decoder.layers.0.mlp.experts.linear_fc2.weight0");
+  EXPECT_EQ(name(1, 2), "decoder.layers.0.mlp.experts.linear_fc2.weight4");
+  EXPECT_EQ(name(0, 6), "decoder.layers.2.mlp.experts.linear_fc2.weight0");
+  EXPECT_EQ(name(3, 11), "optimizer.state.decoder.layers.3.mlp.experts.linear_fc2.weight5.exp_avg");
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    for (uint32_t i = 0; i < of[rank].size(); ++i)
+      EXPECT_EQ(model.local_name(of[rank][i], spec, rank / 2), written("")[rank].tensors[i].name);
+  EXPECT_EQ(model.local_name(of[3][11], {.sizes = {.pp = 2, .ep = 3}}, 1),
+            "optimizer.state.decoder.layers.1.mlp.experts.linear_fc2.weight1.exp_avg");
+  const auto why = [&](const std::string& more, RuleSet::Facts facts) {
+    const auto found = Model::infer(rules, std::move(facts), spec, written(more));
+    return found.has_value() ? std::string("accepted") : std::string(found.error().message());
+  };
+  EXPECT_THAT(why(named(2, 0, ""), {}), HasSubstr("is in model2"));
+  EXPECT_THAT(why(named(1, 0, "").substr(7), {}), HasSubstr("is in no stretch of layers"));
+  EXPECT_THAT(why(named(0, 0, ""), {}), HasSubstr("is there twice"));
+  RuleSet::Facts facts;
+  facts.numbers = {{"experts", 4}};
+  EXPECT_THAT(why("", facts), HasSubstr("is expert 2 of its rank"));
+  facts.numbers = {{"experts", 7}};
+  EXPECT_THAT(why("", facts), HasSubstr("not divisible by ep = 2"));
+}
+
 TEST(InferNone, AnythingInOneState) {
   const LayoutSpec spec{.sizes = {.dp = 2, .cp = 2}};
   std::vector<WrittenRank> ranks;

@@ -34,6 +34,22 @@ TEST(LayoutEdit, LeavesOutWhatNoLongerFits) {
   EXPECT_THAT(notes, ElementsAre(HasSubstr("stages"), HasSubstr("devices")));
 }
 
+TEST(LayoutEdit, StretchesOfLayersGoWithTheStages) {
+  LayoutEdit edit;
+  edit.pp = 1;
+  std::vector<std::string> notes;
+  EXPECT_EQ(
+      json::serialize(edited_layout(parsed(R"({"tp":1,"pp":2,"dp":1,"vpp":2})"), edit, notes)),
+      R"({"tp":1,"pp":1,"dp":1})");
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("vpp")));
+  edit.pp = 4;
+  edit.vpp = 3;
+  EXPECT_EQ(json::serialize(edited_layout(parsed(R"({"tp":1,"pp":2,"dp":1})"), edit, notes)),
+            R"({"tp":1,"pp":4,"dp":1,"vpp":3})");
+  EXPECT_EQ(json::serialize(layout_of_name("tp1-pp2-dp1-vpp2").value()),
+            R"({"format":"ptc-layout/1","tp":1,"pp":2,"dp":1,"vpp":2})");
+}
+
 TEST(LayoutEdit, KeepsWhatStillFits) {
   LayoutEdit edit;
   edit.tp = 2;

@@ -16,18 +16,20 @@
 namespace ptc::cli {
 namespace {
 
-constexpr const char* kSizes[] = {"tp", "pp", "dp", "ep", "cp"};
+constexpr const char* kSizes[] = {"tp", "pp", "dp", "ep", "cp"};  // their product are the ranks
 
 std::vector<std::pair<std::string, uint32_t>> sizes_of_name(std::string_view name) {
   std::vector<std::pair<std::string, uint32_t>> sizes;
   std::istringstream parts{std::string(name.substr(0, name.find('+')))};
   for (std::string part; std::getline(parts, part, '-');) {
-    for (const char* size : kSizes) {
-      uint32_t value = 0;
-      const char* end = part.data() + part.size();
-      if (part.starts_with(size) && std::from_chars(part.data() + 2, end, value).ptr == end)
-        sizes.emplace_back(size, value);
-    }
+    const size_t digits = part.find_first_of("0123456789");
+    uint32_t value = 0;
+    const char* end = part.data() + part.size();
+    if (digits == part.npos || std::from_chars(part.data() + digits, end, value).ptr != end)
+      continue;
+    part.resize(digits);
+    for (const char* size : {"tp", "pp", "dp", "ep", "cp", "vpp"})
+      if (part == size) sizes.emplace_back(size, value);
   }
   return sizes;
 }
@@ -49,8 +51,8 @@ json::array json_list(const auto& values) {
 }  // namespace
 
 bool LayoutEdit::empty() const {
-  return !tp && !pp && !dp && !ep && !cp && stages.empty() && !order && !naming && !optimizer &&
-         devices.empty() && !replicas && !keep;
+  return !tp && !pp && !dp && !ep && !cp && !vpp && stages.empty() && !order && !naming &&
+         !optimizer && devices.empty() && !replicas && !keep;
 }
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
@@ -73,7 +75,11 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(size)
       ->group(group);
-  app.add_option("--stages", edit.stages, "layers of each pipeline stage")
+  app.add_option("--vpp", edit.vpp, "stretches of layers of each pipeline stage")
+      ->type_name("N")
+      ->check(size)
+      ->group(group);
+  app.add_option("--stages", edit.stages, "layers of each pipeline stage, or stretch")
       ->type_name("A,B")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -111,6 +117,7 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   set_size(layout, "dp", edit.dp);
   set_size(layout, "ep", edit.ep);
   set_size(layout, "cp", edit.cp);
+  set_size(layout, "vpp", edit.vpp);
   if (!edit.stages.empty()) layout.insert_or_assign("stages", json_list(edit.stages));
   if (!edit.devices.empty()) layout.insert_or_assign("devices", json_list(edit.devices));
   if (edit.order) layout.insert_or_assign("order", *edit.order);
@@ -119,9 +126,13 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
   if (edit.keep) layout.insert_or_assign("keep", *edit.keep);
 
-  uint64_t pp = size_or_one(layout, "pp");
+  const uint64_t pp = size_or_one(layout, "pp"), vpp = size_or_one(layout, "vpp");
+  if (!edit.vpp && pp == 1 && vpp > 1) {
+    notes.push_back(fmt::format("\"vpp\" was {} and is left out: one stage has all layers", vpp));
+    layout.erase("vpp");
+  }
   const json::array& stages = array_field(layout, "stages");
-  if (edit.stages.empty() && !stages.empty() && stages.size() != pp) {
+  if (edit.stages.empty() && !stages.empty() && stages.size() != pp * vpp) {
     notes.push_back(fmt::format("\"stages\" was for {} stages and is left out: as even as possible",
                                 stages.size()));
     layout.erase("stages");
@@ -140,8 +151,8 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
 void set_sizes_of_name(json::object& layout, std::string_view name) {
   auto sizes = sizes_of_name(name);
   if (sizes.empty()) return;
-  // A name leaves ep and cp out where they are 1.
-  for (const char* optional_size : {"ep", "cp"}) {
+  // A name leaves these out where they are 1.
+  for (const char* optional_size : {"ep", "cp", "vpp"}) {
     if (layout.contains(optional_size)) layout[optional_size] = 1;
   }
   for (const auto& [key, value] : sizes) layout.insert_or_assign(key, value);
@@ -152,7 +163,7 @@ Result<json::object> layout_of_name(std::string_view name) {
   for (const auto& [key, value] : sizes_of_name(name)) layout.insert_or_assign(key, value);
   std::string again = fmt::format("tp{}-pp{}-dp{}", number_field(layout, "tp"),
                                   number_field(layout, "pp"), number_field(layout, "dp"));
-  for (const char* key : {"ep", "cp"}) {
+  for (const char* key : {"ep", "cp", "vpp"}) {
     if (uint64_t value = number_field(layout, key)) again += fmt::format("-{}{}", key, value);
   }
   if (again != name || number_field(layout, "tp") == 0 || number_field(layout, "pp") == 0 ||
@@ -170,7 +181,7 @@ Error no_layout(const std::string& text) {
   for (const auto& [key, value] : sizes_of_name(text)) sizes.insert_or_assign(key, value);
   std::string name = fmt::format("tp{}-pp{}-dp{}", size_or_one(sizes, "tp"),
                                  size_or_one(sizes, "pp"), size_or_one(sizes, "dp"));
-  for (const char* key : {"ep", "cp"}) {
+  for (const char* key : {"ep", "cp", "vpp"}) {
     if (uint64_t value = size_or_one(sizes, key); value > 1)
       name += fmt::format("-{}{}", key, value);
   }

@@ -16,7 +16,7 @@ namespace ptc::cli {
 
 /// The fields that were given.
 struct LayoutEdit {
-  std::optional<uint32_t> tp, pp, dp, ep, cp;
+  std::optional<uint32_t> tp, pp, dp, ep, cp, vpp;
   std::vector<uint32_t> stages;
   std::optional<std::string> order, naming, optimizer;
   std::vector<std::string> devices;

@@ -171,7 +171,7 @@ class Job:
         """
         if layout is None:
             layout = self.layout
-            if any(layout.get(key, 1) != sizes.get(key, layout.get(key, 1)) for key in ("tp", "pp", "dp", "ep", "cp")):
+            if any(layout.get(key, 1) != sizes.get(key, layout.get(key, 1)) for key in ("tp", "pp", "dp", "ep", "cp", "vpp")):
                 layout = {key: value for key, value in layout.items() if key not in ("devices", "stages")}
         text = json.dumps({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **layout, **sizes})
         try:
