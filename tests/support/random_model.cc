@@ -195,13 +195,15 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
     sizes.cp = static_cast<uint32_t>(between(random, 1, 2));
     if (sizes.world_size() > max_ranks) continue;
     if (one_in(random, 3)) spec.order = RankOrder::parse("pp-dp-tp-ep-cp").value();
+    if (sizes.pp > 1 && 2 * sizes.pp <= layers && one_in(random, 3))
+      spec.vpp = static_cast<uint32_t>(between(random, 2, layers / sizes.pp));
     if (sizes.pp > 1 && sizes.pp <= layers && one_in(random, 2)) {
-      spec.stages.assign(sizes.pp, 1);
-      for (uint32_t rest = layers - sizes.pp; rest > 0; --rest) {
-        ++spec.stages[between(random, 0, sizes.pp - 1)];
+      spec.stages.assign(spec.chunks(), 1);
+      for (uint32_t rest = layers - spec.chunks(); rest > 0; --rest) {
+        ++spec.stages[between(random, 0, spec.chunks() - 1)];
       }
     }
-    if (sizes.pp <= layers && one_in(random, 2)) spec.naming = Naming::kStage;
+    if (sizes.pp <= layers && spec.vpp == 1 && one_in(random, 2)) spec.naming = Naming::kStage;
     spec.optimizer = one_of<OptimizerCut>(
         random, {OptimizerCut::kReplicated, OptimizerCut::kZero1, OptimizerCut::kFsdp});
     const Result<> fits = bound.check(spec);

@@ -73,8 +73,9 @@ std::vector<uint64_t> SlowOracle::layers_of_stages(const LayoutSpec& spec) const
   std::vector<uint64_t> counts(spec.stages.begin(), spec.stages.end());
   if (!counts.empty()) return counts;
   // As if the layers were dealt out one by one.
-  const uint64_t each = number("layers") / spec.sizes.pp, more = number("layers") % spec.sizes.pp;
-  for (uint32_t s = 0; s < spec.sizes.pp; ++s) counts.push_back(each + (s < more ? 1 : 0));
+  const uint64_t count = uint64_t{spec.sizes.pp} * spec.vpp;
+  const uint64_t each = number("layers") / count, more = number("layers") % count;
+  for (uint64_t s = 0; s < count; ++s) counts.push_back(each + (s < more ? 1 : 0));
   return counts;
 }
 
@@ -83,9 +84,9 @@ bool SlowOracle::on_stage(const std::string& name, const LayoutSpec& spec, uint3
   if (const auto layer = number_after(name, kLayerWords)) {
     uint64_t end = 0;
     const std::vector<uint64_t> counts = layers_of_stages(spec);
-    for (uint32_t s = 0; s < stages; ++s) {
+    for (size_t s = 0; s < counts.size(); ++s) {  // stretches are dealt out in turn
       end += counts[s];
-      if (*layer < end) return s == stage;
+      if (*layer < end) return s % stages == stage;
     }
     return stage == stages - 1;
   }
