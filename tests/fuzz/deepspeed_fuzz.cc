@@ -51,7 +51,7 @@ void check_universal(const ReadAt& read, uint64_t file_bytes) {
 }  // namespace
 
 void run(std::string_view input) {
-  const TorchArchive archive(input);
+  const TorchArchive archive(input, /*has_tensors=*/true);
   check_zero(archive.read(), archive.layout.file_bytes);
   check_model(archive.read(), archive.layout.file_bytes);
   check_universal(archive.read(), archive.layout.file_bytes);
