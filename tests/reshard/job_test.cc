@@ -19,7 +19,6 @@
 #include "store/codec/dcp_compose.h"
 #include "store/codec/dcp_metadata.h"
 #include "store/codec/pickle_writer.h"
-#include "tests/support/becomes.h"
 #include "tests/support/job_fixture.h"
 
 namespace ptc::testing {
@@ -763,32 +762,6 @@ TEST_F(JobTest, WhoHoldsWhatWasRemovedHoldsNoMemory) {
   EXPECT_FALSE(images[1].expired());
   ASSERT_TRUE(store_->remove_job("job", /*force=*/true).has_value());
   EXPECT_TRUE(goes(1));  // the kernel may know the job for long
-}
-
-/// A look may take hours.
-TEST_F(JobTest, WhatIsRemovedWhileItIsLookedOverIsNotHeldForThat) {
-  job_.reset();
-  store_.reset();
-  store_ = JobStore::open({.directory = dir_.path(),
-                           .node = "n0",
-                           .copy_threads = 2,
-                           .scrub = {ScrubRate::Kind::kBytes, 300 << 10}},
-                          nullptr)
-               .value();
-  job_ = store_->find("job");
-  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
-  write_file(incoming("base") / "rank/0/notes.bin", std::string(64 << 20, 'x'));
-  commit("base");
-  std::vector<std::weak_ptr<const Image>> images;
-  {
-    const auto stored = job_->find_checkpoint("base")->stored();
-    for (const StoredImage& image : stored->images) images.emplace_back(image.image);
-  }
-  std::this_thread::sleep_for(std::chrono::seconds(4));  // it has begun
-  ASSERT_TRUE(job_->remove_checkpoint("base").has_value());
-  EXPECT_TRUE(becomes([&] {
-    return std::all_of(images.begin(), images.end(), [](const auto& one) { return one.expired(); });
-  }));
 }
 
 TEST_F(JobTest, AnotherJobOfItsNameIsNotFollowed) {

@@ -3,12 +3,18 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
-namespace ptc {
+#include "tests/support/becomes.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -55,5 +61,31 @@ TEST(PaceTest, LeavesProcessorsToOthersWhereThereAreSome) {
   EXPECT_TRUE(idle);
 }
 
+/// A look may take hours.
+TEST(ScrubTest, WhatIsRemovedWhileItIsLookedOverIsNotHeldForThat) {
+  TempDir dir;
+  const auto store = JobStore::open({.directory = dir.path(),
+                                     .node = "n0",
+                                     .copy_threads = 2,
+                                     .scrub = {ScrubRate::Kind::kBytes, 300 << 10}},
+                                    nullptr)
+                         .value();
+  const JobRef job = store->create_job("job").value();
+  const std::filesystem::path incoming = job->files_dir() + "/incoming/base";
+  write_ranks(llama_sample(), LayoutSpec(), incoming);
+  write_file(incoming / "rank/0/notes.bin", std::string(64 << 20, 'x'));
+  ASSERT_TRUE(job->commit("base", "base").has_value());
+  std::vector<std::weak_ptr<const Image>> images;
+  {
+    const auto stored = job->find_checkpoint("base")->stored();
+    for (const StoredImage& image : stored->images) images.emplace_back(image.image);
+  }
+  std::this_thread::sleep_for(4s);  // it has begun
+  ASSERT_TRUE(job->remove_checkpoint("base").has_value());
+  EXPECT_TRUE(becomes([&] {
+    return std::all_of(images.begin(), images.end(), [](const auto& one) { return one.expired(); });
+  }));
+}
+
 }  // namespace
-}  // namespace ptc
+}  // namespace ptc::testing
