@@ -16,8 +16,9 @@ namespace {
 /// What nodes hold of the bytes of a file; what is in no array, each does.
 class HeldBytes {
  public:
-  HeldBytes(const StoredState& stored, const ImageLayout& file)
-      : file_bytes_(file.bytes), held_(stored.index().held_of(file)) {}
+  /// `held` must outlive this.
+  HeldBytes(const ImageLayout& file, const SourceIndex::HeldOf& held)
+      : file_bytes_(file.bytes), held_(held) {}
 
   /// Of a node that holds none of its arrays.
   uint64_t least() const { return of_held(0); }
@@ -32,7 +33,7 @@ class HeldBytes {
     return file_bytes_ - std::min(file_bytes_, held_.all - std::min(held_.all, bytes));
   }
   const uint64_t file_bytes_;
-  const SourceIndex::HeldOf held_;
+  const SourceIndex::HeldOf& held_;
 };
 
 /// visit(number of the node in StoredState::nodes) for each image of this very file. What is in it
@@ -131,11 +132,16 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
   // Bytes that each node holds of what each block needs.
   PTC_TRY(auto targets, checkpoint.target_images(spec));
   std::vector<std::vector<uint32_t>> files_of_state(state_count(spec));
+  auto held_of_targets = std::make_shared<HeldOfTargets>();
+  held_of_targets->stored_key = stored.held->key();
+  held_of_targets->of_target.reserve(targets->size());
   std::vector<HeldBytes> held;
   held.reserve(targets->size());
   for (uint32_t file = 0; file < targets->size(); ++file) {
+    const ImageLayout& layout = (*targets)[file].layout;
     for (uint32_t state : (*targets)[file].states) files_of_state[state].push_back(file);
-    held.emplace_back(stored, (*targets)[file].layout);
+    held_of_targets->of_target.push_back(stored.index().held_of(layout));
+    held.emplace_back(layout, held_of_targets->of_target.back());
   }
   std::vector<size_t> place_of(stored.nodes.size(), alive.size());  // in `alive`; or its size
   std::unordered_map<std::string_view, size_t> places;
@@ -165,6 +171,7 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
   const std::vector<size_t> node_of_block = best_assignment(kept);
   for (uint64_t i = 0; i < world; ++i)
     placement.place_of_rank[ranks[i]] = {alive[node_of_block[i / block]]};
+  placement.held = std::move(held_of_targets);
   return placement;
 }
 
@@ -214,18 +221,25 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
   for (uint32_t i = 0; i < all.size(); ++i) place_of[all[i]] = i;
   std::vector<Candidate> candidates;
 
+  const bool is_held_known = placement.held && placement.held->stored_key == stored.held->key() &&
+                             placement.held->of_target.size() == targets.size();
+
   std::vector<StateFile> placed;
   placed.reserve(targets.size());
   uint32_t turn = 0;
   std::vector<Place> on;
-  for (StateFile& target : targets) {
+  for (size_t number = 0; number < targets.size(); ++number) {
+    const StateFile& target = targets[number];
     on.clear();
     for (uint32_t state : target.states)
       on.insert(on.end(), places_of_state[state].begin(), places_of_state[state].end());
     if (target.states.empty()) on = places_of_state.front();  // padding: anywhere
     if (target.states.size() > 1) make_unique(on);
     if (const size_t has = count_nodes(on); has < replicas + 1u && has < all.size()) {
-      const HeldBytes held_bytes(stored, target.layout);
+      SourceIndex::HeldOf added_up;
+      if (!is_held_known) added_up = stored.index().held_of(target.layout);
+      const HeldBytes held_bytes(target.layout,
+                                 is_held_known ? placement.held->of_target[number] : added_up);
       auto candidate_of = [&](uint32_t node) -> Candidate* {
         if (place_of[node] == kNone || is_on_node(on, node)) return nullptr;
         if (number_of[node] == kNone) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,11 +16,22 @@
 
 namespace ptc {
 
+/// What nodes hold of each target of a layout, in the order of Checkpoint::target_images.
+struct HeldOfTargets {
+  std::string stored_key;  // StoredLayouts::key() of what this is of
+  std::vector<SourceIndex::HeldOf> of_target;
+};
+
 struct Placement {
   /// By global rank: where its files lie. The memory is the host's, whichever device the rank runs
   /// on. No node: on none in particular.
   std::vector<MemoryPlace> place_of_rank;
-  friend bool operator==(const Placement&, const Placement&) = default;
+  /// What place_ranks() has added up for it, if anything; place_files() would do so again.
+  std::shared_ptr<const HeldOfTargets> held;
+
+  friend bool operator==(const Placement& a, const Placement& b) {
+    return a.place_of_rank == b.place_of_rank;
+  }
 };
 
 /// The node of a device as layout.json names it, "w0:1".
