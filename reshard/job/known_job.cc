@@ -10,6 +10,17 @@
 #include "store/tensor/checksum.h"
 
 namespace ptc {
+namespace {
+
+std::vector<std::string> without(std::vector<std::string> nodes,
+                                 const std::vector<std::string>& drained) {
+  std::erase_if(nodes, [&](const std::string& node) {
+    return std::find(drained.begin(), drained.end(), node) != drained.end();
+  });
+  return nodes;
+}
+
+}  // namespace
 
 void CheckpointRecord::lies(std::shared_ptr<const StoredState> there) {
   where = std::move(there);
@@ -109,10 +120,11 @@ uint64_t KnownJob::missing_copies() const {
 }
 
 std::vector<std::string> KnownJob::in_service(std::vector<std::string> nodes) const {
-  std::erase_if(nodes, [&](const std::string& node) {
-    return std::find(drained.begin(), drained.end(), node) != drained.end();
-  });
-  return nodes;
+  return without(std::move(nodes), drained);
+}
+
+std::vector<std::string> KnownJob::followed_in_service() const {
+  return without(followed_alive, followed_drained);
 }
 
 void KnownJob::set_error(const std::string& what) {

@@ -109,6 +109,9 @@ struct KnownJob {
   uint64_t missing_copies() const;                 // bytes
   const PlanTexts& shown_plan() const { return running_plan ? *running_plan : *last_plan; }
   std::vector<std::string> in_service(std::vector<std::string> nodes) const;  // of these
+  /// Of those that view() names: of one that was away for a moment, and is back before that is
+  /// followed, nobody would look again at what was planned without it.
+  std::vector<std::string> followed_in_service() const;
 
   /// What looks found right nowhere is not read any more, and what a later one found right is read
   /// again; names of checkpoints for which that is new. `reads_damaged`: all is read.

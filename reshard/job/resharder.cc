@@ -135,18 +135,6 @@ void Resharder::end(Attempt& attempt) {
   uses_.knowledge.tell();
 }
 
-std::vector<std::string> Resharder::nodes_in_service() const {
-  // Those that view() names: of one that was away for a moment, and is back before that is
-  // followed, nobody would look again at what was planned without it.
-  const JobKnowledge::Snapshot known = uses_.knowledge.now();
-  std::vector<std::string> nodes = known->followed_alive;
-  const std::vector<std::string>& drained = known->followed_drained;
-  std::erase_if(nodes, [&](const std::string& node) {
-    return std::find(drained.begin(), drained.end(), node) != drained.end();
-  });
-  return nodes;
-}
-
 Result<> Resharder::settle_newest(Attempt& attempt) {
   const CheckpointRef& checkpoint = attempt.newest;
   const Layout& wanted = attempt.wanted;
@@ -169,7 +157,8 @@ Result<> Resharder::settle_newest(Attempt& attempt) {
     }
     if (attempt.activity->stop_token().stop_requested())
       return Error(Code::kCancelled, "shutting down");
-    PTC_TRY(auto state, wanted_state(uses_.place, *checkpoint, wanted, nodes_in_service()));
+    PTC_TRY(auto state, wanted_state(uses_.place, *checkpoint, wanted,
+                                     uses_.knowledge.now()->followed_in_service()));
     PTC_TRY(moved, move_or_repair(record, state, attempt, fences));
   } else if (uses_.knowledge.now()->settled()) {
     return ok();
@@ -355,7 +344,8 @@ Result<> Resharder::settle_older(const CheckpointRecord& record, Attempt& attemp
 Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
   if (attempt.activity->stop_token().stop_requested())
     return Error(Code::kCancelled, "shutting down");
-  PTC_TRY(auto wanted, where_it_is(record, attempt.wanted.replicas, nodes_in_service()));
+  PTC_TRY(auto wanted, where_it_is(record, attempt.wanted.replicas,
+                                   uses_.knowledge.now()->followed_in_service()));
   Fences fences;
   PTC_TRY(auto moved, move_or_repair(record, wanted, attempt, fences));
   if (moved == nullptr) return ok();

@@ -87,7 +87,6 @@ class Resharder {
   Result<> settle_newest(Attempt& attempt);
   Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);
   Result<> settle_one(CheckpointRecord record, Attempt& attempt);
-  std::vector<std::string> nodes_in_service() const;
   /// `fences`: of the nodes that made new images.
   Result<StoredRef> move(const CheckpointRecord& record, const WantedState& wanted,
                          Attempt& attempt, Fences& fences);

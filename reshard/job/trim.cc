@@ -41,10 +41,11 @@ Result<> Resharder::trim_all(const Attempt& attempt) {
     if (record.has_error()) continue;  // it was removed
     const Checkpoint& checkpoint = *record.value().checkpoint;
     auto trim_one = [&]() -> Result<> {
+      std::vector<std::string> nodes = uses_.knowledge.now()->followed_in_service();
       PTC_TRY(auto state,
               record.value().checkpoint == attempt.newest
-                  ? wanted_state(uses_.place, checkpoint, attempt.wanted, nodes_in_service())
-                  : where_it_is(record.value(), attempt.wanted.replicas, nodes_in_service()));
+                  ? wanted_state(uses_.place, checkpoint, attempt.wanted, std::move(nodes))
+                  : where_it_is(record.value(), attempt.wanted.replicas, std::move(nodes)));
       PTC_TRY(auto change, plan_change(checkpoint, *record.value().where, state));
       return change->superfluous.empty() ? ok() : trim(record.value(), *change, attempt);
     };
