@@ -254,11 +254,25 @@ Result<Findings> Verifier::examine(const CheckpointRecord& record, Pace* pace,
   }
   PTC_TRY(auto contents, read_images(record, stored, all, cuts_of(stored), pace, std::move(stop)));
   PTC_TRY(auto found, find_damage(*record.checkpoint, stored, std::move(contents)));
+  if (!found.good()) {
+    PTC_TRY(check_it_is_still_so(record));
+  }
   found.away = std::move(away);
   knowledge_.update([&](KnownJob& known) {
     known.counts.damaged_found += found.replaceable.size() + found.beyond.size();
   });
   return found;
+}
+
+Result<> Verifier::check_it_is_still_so(const CheckpointRecord& record) const {
+  const std::string& name = record.checkpoint->name();
+  const JobKnowledge::Snapshot now = knowledge_.now();
+  const CheckpointRecord* known = now->record_of(name);
+  if (known == nullptr || known->id != record.id)
+    return make_error(Code::kNotFound, "checkpoint {} was removed meanwhile", name);
+  if (known->stored != record.stored)
+    return make_error(Code::kBusy, "it is moved just now; try again");
+  return ok();
 }
 
 Result<CheckpointRecord> Verifier::find(std::string_view name) const {

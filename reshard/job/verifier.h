@@ -35,7 +35,7 @@ class Verifier {
   /// With just this stored state. kBusy: it is not, or not yet, known here.
   Result<CheckpointRecord> find_stored(const std::string& id, const std::string& stored_file) const;
 
-  /// `pace`: null: as fast as it goes. kBusy: a node knows another stored state by now.
+  /// `pace`: null: as fast as it goes. kBusy: it lies elsewhere by now; kNotFound: it was removed.
   Result<Findings> examine(const CheckpointRecord& record, Pace* pace,
                            std::stop_token stop = {}) const;
   /// Answers "examine".
@@ -53,6 +53,8 @@ class Verifier {
                                   std::stop_token stop = {}) const;
 
  private:
+  /// Files that are gone because it was moved or removed are no damage.
+  Result<> check_it_is_still_so(const CheckpointRecord& record) const;
   /// `only`: these, of this node's images; none: all.
   Result<std::vector<ImageContent>> read_own_images(const Checkpoint& checkpoint,
                                                     const StoredState& stored,

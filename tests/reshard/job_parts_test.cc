@@ -529,6 +529,32 @@ TEST_F(PartsTest, WhatCannotBeVerifiedIsSaid) {
             Code::kInvalidArgument);
 }
 
+TEST_F(PartsTest, WhatIsRemovedOrMovedWhileItIsReadIsNotDamaged) {
+  const TempDir other;
+  auto store =
+      JobStore::open({.directory = other.path().string(), .node = "w1", .copy_threads = 1}, this)
+          .value();
+  const JobRef job = store->create_job("job").value();
+  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
+  ASSERT_TRUE(job->commit("base", "base").has_value());
+  put_checkpoint("base", {"id", 1, 1, "stored-1.json"});
+  take_over();
+  auto gone = std::make_shared<StoredState>(*job->find_checkpoint("base")->stored());
+  gone->images.front().image.reset();
+  CheckpointRecord record = knowledge_.now()->checkpoints.at("base");
+  record.checkpoint = job->find_checkpoint("base");
+  record.where = gone;
+  const Result<Findings> found = verifier_.examine(record, nullptr);
+  ASSERT_TRUE(found.has_value()) << found.error().message();
+  EXPECT_FALSE(found.value().good());
+  knowledge_.update([](KnownJob& known) { known.checkpoints.at("base").stored = "stored-2.json"; });
+  EXPECT_EQ(verifier_.examine(record, nullptr).error().code(), Code::kBusy);
+  knowledge_.update([](KnownJob& known) { known.checkpoints.at("base").id = "of another"; });
+  EXPECT_EQ(verifier_.examine(record, nullptr).error().code(), Code::kNotFound);
+  knowledge_.update([](KnownJob& known) { known.checkpoints.erase("base"); });
+  EXPECT_EQ(verifier_.examine(record, nullptr).error().code(), Code::kNotFound);
+}
+
 TEST_F(PartsTest, CachesAreSeenToUntilTheyAnswer) {
   EXPECT_TRUE(mender_.refresh());
   caches_answer_ = false;
