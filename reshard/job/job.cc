@@ -17,6 +17,7 @@
 #include "reshard/job/job_parts.h"
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
+#include "reshard/move/placement.h"
 #include "reshard/move/space.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
@@ -246,7 +247,29 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   return ok();
 }
 
+/// What lies on a node that has come back is within reach a moment later than the node is there:
+/// until then no layout is refused for want of it.
+Result<> Job::Impl::see_what_came_back() {
+  CheckpointRef newest;
+  {
+    const JobKnowledge::Snapshot known = knowledge.now();
+    if (const CheckpointRecord* record = known->latest()) newest = record->checkpoint;
+  }
+  if (newest == nullptr || !newest->loss()) return ok();
+  (void)newest->catch_up();
+  const std::optional<std::string> loss = newest->loss();
+  if (!loss) return ok();
+  const std::vector<std::string> there = services.cluster->alive();
+  for (const std::shared_ptr<const StoredState> now = newest->stored();
+       const StoredImage& image : now->images)
+    if (image.image == nullptr && !image.missing && is_among(there, image.node))
+      return make_error(Code::kUnavailable, "{}; {} has just come back: save the layout again",
+                        *loss, image.node);
+  return ok();
+}
+
 Result<> Job::save_layout(const std::string& text) {
+  PTC_TRY(impl_->see_what_came_back());
   PTC_TRY(impl_->save_layout(text));
   tell_others(*impl_->services.cluster, name_);
   return ok();

@@ -135,6 +135,7 @@ struct Job::Impl {
   Result<bool> is_open_here(const std::string& id);  // a file of the checkpoint
 
   // job.cc
+  Result<> see_what_came_back();
   Result<> save_layout(const std::string& text);
   Result<> want_layout_again();  // with the mutex of the decisions held
   Result<> save_rules(const std::string& text);

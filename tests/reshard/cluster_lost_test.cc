@@ -1,5 +1,6 @@
 // A checkpoint of which no node that is there has what describes it: it is said, it holds up
 // nothing else, and it can go.
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -35,6 +36,33 @@ class LostTest : public ClusterTest {
   }
   std::string status(unsigned node) { return cluster_.store(node).find("job")->status_json(); }
 };
+
+/// It is seen before what it has is within reach again.
+TEST_F(ClusterTest, NoLayoutIsRefusedForWantOfWhatANodeHasThatHasJustComeBack) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  const JobRef job = cluster_.job(1, "job");
+  const std::string text = R"({"tp": 2, "pp": 1, "dp": 1})";
+  cluster_.stop(0);
+  ASSERT_TRUE(becomes([&] { return job->find_checkpoint("base")->loss().has_value(); }));
+  EXPECT_EQ(job->save_layout(text).error().code(), Code::kInvalidArgument);  // it is away
+  std::atomic<bool> holds = true;
+  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+    while (node == "w1" && prefix.starts_with("jobs/") && holds)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  };
+  cluster_.start(0);
+  const Result<> refused = job->save_layout(text);
+  holds = false;
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kUnavailable) << refused.error().message();
+  EXPECT_THAT(refused.error().message(), HasSubstr("w0 has just come back"));
+  cluster_.lists = nullptr;
+  EXPECT_TRUE(becomes([&] { return job->save_layout(text).has_value(); }));
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(text));
+}
 
 TEST_F(LostTest, IsSaidWithWhoHadItAndWhatToDo) {
   for (unsigned node : {1u, 2u}) {
