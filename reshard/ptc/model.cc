@@ -520,10 +520,11 @@ std::string Model::describe(uint32_t tensor) const {
       std::vector<std::string> parts;
       for (const ResolvedCut::Part& part : rule_cut.cut->parts) {
         if (part.size == 0) continue;
-        parts.push_back(part.heads == 0
-                            ? "elements"
-                            : fmt::format("{} heads{}", part.heads,
-                                          part.share ? " (shared when tp is more)" : ""));
+        const char* const when_more = part.share   ? " (shared when tp is more)"
+                                      : part.split ? " (each cut when tp is more)"
+                                                   : "";
+        parts.push_back(part.heads == 0 ? "elements"
+                                        : fmt::format("{} heads{}", part.heads, when_more));
       }
       text += fmt::format(", by {}", fmt::join(parts, " + "));
     }

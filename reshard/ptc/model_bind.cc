@@ -78,6 +78,7 @@ uint32_t Model::Binder::cut_of_rule(const Rule& rule) {
     resolved.size = facts.number(part.size, 0).value_or(0);
     if (part.heads) resolved.heads = facts.number(*part.heads, 1).value_or(0);
     resolved.share = part.share;
+    resolved.split = part.split;
     cut.parts.push_back(resolved);
   }
   RuleCut result;

@@ -26,6 +26,7 @@ struct CutPart {
   RuleNumber size = uint64_t{1};    // relative to the other parts; 0: no such part
   std::optional<RuleNumber> heads;  // indivisible units in this part; absent: its elements
   bool share = false;               // more ranks than heads: neighbours hold the same head
+  bool split = false;               // … each head is cut over its ranks
 };
 
 /// How tensor parallelism cuts one axis. No parts: replicated.

@@ -356,7 +356,7 @@ Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path)
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(
       object, path,
-      {"axis", "heads", "share", "parts", "block", "vocab_multiple", "pad_single_rank"}));
+      {"axis", "heads", "share", "split", "parts", "block", "vocab_multiple", "pad_single_rank"}));
   TensorCut cut;
   PTC_TRY(const auto axis, whole(object, "axis", path, 0, 7));
   if (!axis) return error(path, "'cut' needs 'axis'");
@@ -370,7 +370,7 @@ Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path)
     cut.parts.push_back(std::move(single));
     return cut;
   }
-  for (const char* key : {"heads", "share", "vocab_multiple"}) {
+  for (const char* key : {"heads", "share", "split", "vocab_multiple"}) {
     if (object.contains(key)) {
       return error(path / key, fmt::format("'{}' and 'parts' exclude each other", key));
     }
@@ -381,7 +381,7 @@ Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path)
   for (const json::value& item : parts->get_array()) {
     const Path place = path / "parts" / cut.parts.size();
     if (!item.is_object()) return error(place, "a part must be an object");
-    PTC_TRY(known_keys(item.get_object(), place, {"size", "heads", "share"}));
+    PTC_TRY(known_keys(item.get_object(), place, {"size", "heads", "share", "split"}));
     PTC_TRY(CutPart parsed, part(item.get_object(), place));
     cut.parts.push_back(std::move(parsed));
   }
@@ -410,7 +410,11 @@ Result<CutPart> RuleSetParser::part(const json::object& object, const Path& path
     PTC_TRY(part.heads, rule_number(*heads, path / "heads", 1));
   }
   PTC_TRY(part.share, flag(object, "share", path));
+  PTC_TRY(part.split, flag(object, "split", path));
   if (part.share && !part.heads) return error(path / "share", "'share' needs 'heads'");
+  if (part.split && !part.heads) return error(path / "split", "'split' needs 'heads'");
+  if (part.share && part.split)
+    return error(path / "split", "'share' and 'split' exclude each other");
   return part;
 }
 

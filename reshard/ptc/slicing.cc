@@ -61,13 +61,21 @@ Result<Stretch> slice_part(const ResolvedCut& cut, const ResolvedCut::Part& part
     }
     return Stretch{rank * (length / ranks), length / ranks};
   }
-  if (!part.share) {
+  if (!part.share && !part.split) {
     return invalid_argument("axis {} (length {}) has {} heads, fewer than tp = {}", cut.axis,
                             length, part.heads, ranks);
   }
   if (ranks % part.heads != 0) {
     return invalid_argument("tp = {} ranks cannot share the {} heads on axis {} (length {}) evenly",
                             ranks, part.heads, cut.axis, length);
+  }
+  if (part.split) {
+    if (length % ranks != 0) {
+      return invalid_argument(
+          "the {} heads on axis {} (length {}) cannot be cut over tp = {} ranks evenly", part.heads,
+          cut.axis, length, ranks);
+    }
+    return Stretch{rank * (length / ranks), length / ranks};
   }
   const uint64_t head_length = length / part.heads;
   return Stretch{rank * part.heads / ranks * head_length, head_length};

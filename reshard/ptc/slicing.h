@@ -1,11 +1,11 @@
 // One axis under one cut: which stretches of the global axis a rank holds, and the inverse.
 //
 // An axis of n elements has parts p of length L_p = n · size_p / Σ size. Of h_p heads over tp
-// ranks, rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p), and, when heads
-// are shared, head ⌊r·h_p/tp⌋ when tp > h_p (h_p must divide tp). The local axis is the parts'
-// stretches behind each other; two ranks' stretches are equal or disjoint, never merged with those
-// of the next part. A vocabulary of V rows is padded to P = ⌈V/(m·tp)⌉·m·tp; rank r holds the rows
-// of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
+// ranks, rank r holds [r·L_p/tp, (r+1)·L_p/tp) when tp ≤ h_p (tp must divide h_p); when tp > h_p
+// (h_p must divide tp) the same where heads are split, and head ⌊r·h_p/tp⌋ where they are shared.
+// The local axis is the parts' stretches behind each other; two ranks' stretches are equal or
+// disjoint, never merged with those of the next part. A vocabulary of V rows is padded to P =
+// ⌈V/(m·tp)⌉·m·tp; rank r holds the rows of [r·P/tp, (r+1)·P/tp) below V, and padding for the rest.
 //
 // Over D dp ranks what a rank of tp holds is cut once more. FSDP: rank d has rows [d·c, (d+1)·c) of
 // it with c = ⌈rows/D⌉, fewer or none at the end. ZeRO-1: elements [d·c, (d+1)·c) of it as one row
@@ -42,6 +42,7 @@ struct ResolvedCut {
     uint64_t size = 1;
     uint64_t heads = 0;  // 0: every element is one
     bool share = false;
+    bool split = false;
   };
   uint32_t axis = 0;
   std::vector<Part> parts;

@@ -103,6 +103,9 @@ TEST(Families, MegatronCore) {
   EXPECT_EQ(on(at + "self_attention.linear_qkv.weight", {.tp = 1}), "[20, 14]: [20:40, 0:14]");
   EXPECT_EQ(on(at + "self_attention.linear_qkv.bias", {.tp = 2}), "[20]: [40:60]");
   EXPECT_EQ(on(at + "self_attention.linear_qkv.layer_norm_weight", {.tp = 2}), "[14]: [0:14]");
+  // Two ranks have half a group each.
+  EXPECT_EQ(part(dense, at + "self_attention.linear_qkv.weight", {.tp = 6}, {.tp = 3}),
+            "[10, 14]: [30:40, 0:14]");
   EXPECT_EQ(on(at + "self_attention.linear_proj.weight", {.tp = 1}), "[14, 10]: [0:14, 10:20]");
   EXPECT_EQ(on(at + "self_attention.linear_proj.bias", {.tp = 1}), "[14]: [0:14]");
   // Gate and up lie behind each other in the whole, and in each part.

@@ -272,6 +272,11 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
               HasSubstr("from 0 to 7"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "share": true}})"),
               HasSubstr("'share' needs 'heads'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "cut": {"axis": 0, "split": true}})"),
+              HasSubstr("'split' needs 'heads'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all",
+                             "cut": {"axis": 0, "heads": 2, "share": true, "split": true}})"),
+              HasSubstr("'share' and 'split' exclude each other"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all",
                              "cut": {"axis": 0, "heads": 2, "parts": [{}]}})"),
               HasSubstr("exclude each other"));

@@ -50,6 +50,17 @@ TEST(SliceAxis, NeighboursShareAHead) {
               HasSubstr("cannot share the 3 heads"));
 }
 
+TEST(SliceAxis, EachHeadIsCutOverItsRanks) {
+  const ResolvedCut cut = cut_of({{.heads = 2, .split = true}});
+  for (uint32_t ranks : {1, 2, 4, 8})
+    for (uint32_t rank = 0; rank < ranks; ++rank)
+      EXPECT_THAT(slice_axis(cut, 24, rank, ranks).value().segments,
+                  ElementsAre(AxisSegment{rank * uint64_t{24} / ranks, 0, uint64_t{24} / ranks}));
+  EXPECT_THAT(error_of(cut_of({{.heads = 3, .split = true}}), 36, 4),
+              HasSubstr("cannot share the 3 heads"));
+  EXPECT_THAT(error_of(cut, 20, 8), HasSubstr("(length 20) cannot be cut over tp = 8 ranks"));
+}
+
 TEST(SliceAxis, FusedPartsAreCutOneByOne) {
   const ResolvedCut qkv = cut_of({{.size = 4, .heads = 4},
                                   {.size = 2, .heads = 2, .share = true},
@@ -101,6 +112,7 @@ TEST(SliceAxis, CutsStayOnBlocks) {
 TEST(GlobalExtent, InvertsTheSlice) {
   for (const ResolvedCut& original :
        {cut_of({{}}), cut_of({{.heads = 12}}), cut_of({{.heads = 2, .share = true}}),
+        cut_of({{.heads = 2, .split = true}}),
         cut_of({{.size = 12, .heads = 12},
                 {.size = 2, .heads = 2, .share = true},
                 {.size = 2, .heads = 2, .share = true}}),
