@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "store/base/mutex.h"
 #include "store/base/utf8.h"
@@ -246,8 +247,7 @@ Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
   if (state_key(spec) == state_key(manifest().written_spec)) return ok();
   std::map<std::string_view, uint64_t> most;  // by path
   for (const WrittenFile& file : manifest().files) {
-    if (!file.has_tensors || !file.set.empty() || &format_of(file.path, false) != &torch_format())
-      continue;
+    if (!file.has_tensors || !file.set.empty() || !keeps_values(file.path)) continue;
     uint64_t& bytes = most[file.path];
     bytes = std::max(bytes, file.header_bytes);
   }
@@ -278,6 +278,8 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   arguments.push_back({"pipeline_model_parallel_size", spec.sizes.pp});
   arguments.push_back({"expert_model_parallel_size", spec.sizes.ep});
   arguments.push_back({"expert_tensor_parallel_size", spec.sizes.tp});
+  arguments.push_back(
+      {std::string(kDataParallelArgument), int64_t{spec.sizes.dp} * spec.sizes.cp * spec.sizes.ep});
   // Of one stretch of layers these are None.
   std::optional<int64_t> vpp, in_each;
   if (spec.vpp > 1) vpp = spec.vpp;
@@ -374,7 +376,7 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   };
   std::shared_ptr<LaidOut::File> same_as;  // torch's files have values of their ranks beside them
   size_t hash = 0;
-  if (laid_out != nullptr && &format_of(path, false) != &torch_format()) {
+  if (laid_out != nullptr && !keeps_values(path)) {
     same_as = LaidOut::file_of(state.pp, path, held);
     hash = LaidOut::hash_of(*same_as);
     if (const FileLayout* known = laid_out->find(hash, *same_as)) return filled(*known);
@@ -387,7 +389,7 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;
   std::vector<NewArgument> arguments;
-  if (&format == &torch_format()) {
+  if (keeps_values(path)) {
     PTC_TRY(like, written_like(path, state, held));
     PTC_TRY(arguments, arguments_of(path, spec));
     const std::vector<uint64_t> contents = contents_of(held);
@@ -512,8 +514,7 @@ Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& 
   PTC_TRY(check_literals(spec));
   std::shared_ptr<const std::vector<int32_t>> writers;  // held: each of torch's files asks
   if (std::any_of(manifest().files.begin(), manifest().files.end(), [](const WrittenFile& file) {
-        return file.has_tensors && file.set.empty() &&
-               &format_of(file.path, false) == &torch_format();
+        return file.has_tensors && file.set.empty() && keeps_values(file.path);
       })) {
     PTC_TRY(writers, first_writers());
   }

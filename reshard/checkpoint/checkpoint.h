@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -139,6 +140,14 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<FileSetRef> rank_files(const LayoutSpec& spec, uint64_t global_rank) const;
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
   Result<FileSetRef> rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const;
+
+  /// Of what Megatron-LM saved in its own format; nullopt: of anything else.
+  struct MegatronTree {
+    std::string in_rank;  // where the files of a rank's mp_rank_… are in rank_files(): "", "x/"
+    std::optional<uint64_t> iteration;
+  };
+  bool is_megatron_tree() const { return facts_->megatron_directory.has_value(); }
+  Result<std::optional<MegatronTree>> megatron_tree() const;
 
   /// By directory the values.pt of what distributed checkpointing wrote there (dcp_values.h): made
   /// once, and all ranks' directories share it.

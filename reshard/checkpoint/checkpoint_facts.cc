@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "reshard/checkpoint/megatron_names.h"
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
 #include "store/base/wall_time.h"
@@ -68,6 +69,12 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
     model_paths.push_back(prefix + path.value());
   }
   find_left_out(parameters);
+  for (const TensorInfo& info : infos)
+    if (const size_t at = info.file.rfind('/') + 1;
+        info.by_stage && info.file.substr(at) == kMegatronFile) {
+      megatron_directory = info.file.substr(0, at);
+      break;
+    }
   bool first = true;
   for (const WrittenFile& file : manifest.files) {
     const ReadRights rights = manifest.rights_of(file);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -44,6 +45,9 @@ class CheckpointFacts {
     uint64_t tensors = 0;
   };
   std::vector<LeftOut> left_out;  // by file
+  /// Where in a rank's directory Megatron's own file is ("", "x/"); nullopt: it is not of
+  /// Megatron's.
+  std::optional<std::string> megatron_directory;
   /// What all written files that have the tensor, as far as their name tells, allow.
   const ReadRights& rights_of(uint32_t tensor) const {
     return rights_in(manifest.model->tensors()[tensor].file);

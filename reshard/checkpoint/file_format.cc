@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "store/codec/dcp_sharding.h"
 #include "store/codec/npy.h"
 #include "store/codec/tensor_path.h"
@@ -126,7 +127,13 @@ const FileFormat& format_of(std::string_view path, bool in_set) {
   if (path.ends_with(".distcp")) return dcp_format();
   if (in_set) return may_be_torch(path) ? dcp_format() : safetensors_format();
   if (path.ends_with(".npy")) return npy_format();
+  if (is_megatron_buckets(path)) return megatron_buckets_format();
   return may_be_torch(path) ? torch_format() : safetensors_format();
+}
+
+bool keeps_values(std::string_view path) {
+  const FileFormat& format = format_of(path, false);
+  return &format == &torch_format() || &format == &megatron_buckets_format();
 }
 
 }  // namespace ptc

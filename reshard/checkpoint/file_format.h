@@ -36,6 +36,7 @@ struct FileTensors {
   std::vector<uint32_t> same_as;
   TorchNaming naming;                    // of torch's: what its names are without
   std::optional<MegatronFile> megatron;  // of torch's: what Megatron's says of its model
+  bool of_megatron_stage = false;  // names count layers as such a file's do (TensorInfo::by_stage)
   Literals literals;  // bytes of the file that are no tensor's, as far as its reader may see them
   /// What is in neither is not padding but what its writer put there; no reader sees it.
   bool gaps_are_others = false;
@@ -105,6 +106,8 @@ class FileFormat {
 
 /// Of a file that holds tensors, by its name. `in_set`: it is a shard.
 const FileFormat& format_of(std::string_view path, bool in_set);
+/// Whether such a file is made like those that ranks wrote, with what these have beside tensors.
+bool keeps_values(std::string_view path);
 /// Whether a file of this name may be torch.save's with tensors of a model; it may as well be
 /// something else. Those of random generators (`rng_state_0.pth`) are not.
 bool may_be_torch(std::string_view path);

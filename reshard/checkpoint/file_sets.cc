@@ -15,6 +15,8 @@
 #include "reshard/checkpoint/checkpoint.h"
 #include "reshard/checkpoint/dcp_tree.h"
 #include "reshard/checkpoint/dcp_values.h"
+#include "reshard/checkpoint/megatron_names.h"
+#include "reshard/checkpoint/written_torch_file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
 #include "store/codec/npy.h"
@@ -608,6 +610,22 @@ Result<std::shared_ptr<const Checkpoint::TextsByDirectory>> Checkpoint::values_o
     }
     return Values(std::move(values));
   });
+}
+
+Result<std::optional<Checkpoint::MegatronTree>> Checkpoint::megatron_tree() const {
+  if (!is_megatron_tree()) return std::optional<MegatronTree>();
+  MegatronTree tree{*facts_->megatron_directory, {}};
+  const std::string path = tree.in_rank + std::string(kMegatronFile);
+  for (const WrittenFile& file : manifest().files) {
+    if (file.path != path || !file.has_tensors) continue;
+    PTC_TRY(const FileOutline outline, outline_of(file));
+    PTC_TRY(const WrittenTorchFileRef written, WrittenTorchFile::read(outline));
+    const auto& megatron = written->model().megatron;
+    if (megatron && megatron->iteration.value_or(-1) >= 0)
+      tree.iteration = static_cast<uint64_t>(*megatron->iteration);
+    break;  // all are of one
+  }
+  return std::optional(std::move(tree));
 }
 
 std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {

@@ -18,30 +18,9 @@ using Kind = TorchStep::Kind;
 constexpr std::string_view kOptimizerKey = "optimizer", kStateKey = "state",
                            kGroupsKey = "param_groups", kCopiesKey = "fp32_from_fp16_params";
 constexpr size_t kMostGroups = 256, kMostUnits = 16;
-/// The tied head has its group.
-constexpr std::string_view kEmbedding = "embedding.word_embeddings.weight";
 
 bool is_key(const TorchStep& step, std::string_view key) {
   return step.kind == Kind::kKey && step.key == key;
-}
-
-/// Whether the optimizer has it, as far as its name and type tell.
-bool is_trained(const MegatronArray& array) {
-  constexpr std::string_view kBuffers[] = {"_extra_state", "expert_bias", "inv_freq",
-                                           "local_tokens_per_expert"};
-  if (array.dtype != DType::kF32 && array.dtype != DType::kF16 && array.dtype != DType::kBF16)
-    return false;
-  return std::none_of(std::begin(kBuffers), std::end(kBuffers),
-                      [&](std::string_view buffer) { return array.name.ends_with(buffer); });
-}
-
-/// Of a rank's own, not of those that all tokens go through.
-bool is_expert(std::string_view name) { return name.find(".experts.") != name.npos; }
-
-/// "decoder.layers.#.w" of all layers and stretches of layers.
-std::string kind_of_parameter(std::string_view name) {
-  name.remove_prefix(megatron_chunk_bytes(name));
-  return without_numbers(name);
 }
 
 bool is_norm_of_heads(std::string_view name) {
@@ -63,6 +42,55 @@ Path joined(Path path, std::initializer_list<TorchStep> more) {
 }
 
 }  // namespace
+
+std::vector<uint32_t> megatron_order(std::span<const std::string_view> names) {
+  // What is before each number of a name, and the number; at last all of it without numbers.
+  std::vector<std::vector<std::pair<uint32_t, uint64_t>>> keys(names.size());
+  std::unordered_map<std::string, uint32_t> first;  // by what is before a number
+  for (uint32_t i = 0; i < names.size(); ++i) {
+    const std::string_view name = names[i];
+    std::string before;
+    for (size_t at = 0; at < name.size();) {
+      const size_t begin = std::min(name.find_first_of("0123456789", at), name.size());
+      before += name.substr(at, begin - at);
+      if (begin == name.size()) break;
+      at = std::min(name.find_first_not_of("0123456789", begin), name.size());
+      const std::string_view digits = name.substr(begin, std::min<size_t>(at - begin, 18));
+      // "layers.3.", "weight3", and not "linear_fc1".
+      if (!before.ends_with('.') && !before.ends_with("weight") && !before.ends_with("bias")) {
+        before += digits;
+        continue;
+      }
+      uint64_t number = 0;
+      for (const char digit : digits) number = number * 10 + static_cast<uint64_t>(digit - '0');
+      keys[i].emplace_back(first.try_emplace(before, i).first->second, number);
+      before += '#';
+    }
+    keys[i].emplace_back(first.try_emplace(before + '.', i).first->second, 0);
+  }
+  std::vector<uint32_t> order(names.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  const auto is_head = [&](uint32_t i) { return names[i].ends_with(kMegatronHead); };
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return is_head(a) != is_head(b) ? is_head(b) : keys[a] < keys[b];
+  });
+  return order;
+}
+
+bool is_megatron_parameter(std::string_view name, DType dtype) {
+  constexpr std::string_view kBuffers[] = {"_extra_state", "expert_bias", "inv_freq",
+                                           "local_tokens_per_expert"};
+  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) return false;
+  return std::none_of(std::begin(kBuffers), std::end(kBuffers),
+                      [&](std::string_view buffer) { return name.ends_with(buffer); });
+}
+
+bool is_megatron_expert(std::string_view name) { return name.find(".experts.") != name.npos; }
+
+std::string megatron_kind(std::string_view name) {
+  name.remove_prefix(megatron_chunk_bytes(name));
+  return without_numbers(name);
+}
 
 class MegatronOptimizer::Finder {
  public:
@@ -162,7 +190,7 @@ class MegatronOptimizer::Finder {
       const Path path = file_.path(file_.tensors()[numbers_[i]].place);
       const size_t size = path.size();
       if (path.empty() || !is_key(path[0], kOptimizerKey)) {
-        if (is_trained(arrays_[i])) parameters_.push_back(i);
+        if (is_megatron_parameter(arrays_[i].name, arrays_[i].dtype)) parameters_.push_back(i);
         continue;
       }
       if (size >= 4 && is_key(path[size - 3], kStateKey) &&
@@ -245,7 +273,7 @@ class MegatronOptimizer::Finder {
     size_t count = 0, of_kind = 0;
     for (auto& [index, group] : groups_) {
       if (group.numbers.empty()) continue;
-      if (experts_apart && group.of_experts != is_expert(array.name)) continue;
+      if (experts_apart && group.of_experts != is_megatron_expert(array.name)) continue;
       ++count;
       only = &group;
       if ((group.wd_mult.value_or(1) != 0) != decays) continue;
@@ -316,7 +344,7 @@ class MegatronOptimizer::Finder {
     for (const auto& [index, group] : groups_) {
       found_.units_[index.first].groups = index.second + 1;  // the last is the highest
       for (const uint32_t i : group.parameters)
-        found_.group_of_.try_emplace(kind_of_parameter(arrays_[i].name),
+        found_.group_of_.try_emplace(megatron_kind(arrays_[i].name),
                                      GroupId{index.first, static_cast<uint32_t>(index.second)});
     }
     for (const State& state : state_) {
@@ -368,10 +396,10 @@ std::optional<MegatronOptimizer::State> MegatronOptimizer::state_of(std::string_
 
 std::optional<MegatronOptimizer::GroupId> MegatronOptimizer::group_of(
     std::string_view parameter) const {
-  std::string kind = kind_of_parameter(parameter);
+  std::string kind = megatron_kind(parameter);
   if (const auto found = group_of_.find(kind); found != group_of_.end()) return found->second;
-  for (const auto& [own, other] :
-       {std::pair(kMegatronHead, kEmbedding), std::pair(kEmbedding, kMegatronHead)}) {
+  for (const auto& [own, other] : {std::pair(kMegatronHead, kMegatronEmbedding),
+                                   std::pair(kMegatronEmbedding, kMegatronHead)}) {
     if (!parameter.ends_with(own)) continue;
     kind.replace(kind.size() - own.size(), own.size(), other);
     if (const auto found = group_of_.find(kind); found != group_of_.end()) return found->second;
@@ -405,7 +433,8 @@ Result<MegatronOptimizer::Places> MegatronOptimizer::places(
   for (const MegatronArray& array : arrays) {
     if (const auto state = state_of(array.name)) {
       if (state->kind.empty()) with_copy.insert(state->parameter);
-    } else if (is_trained(array) && !array.name.starts_with("optimizer.")) {
+    } else if (is_megatron_parameter(array.name, array.dtype) &&
+               !array.name.starts_with("optimizer.")) {
       (array.name.ends_with(kMegatronHead) ? last : parameters).push_back(array.name);
     }
   }

@@ -28,6 +28,19 @@ namespace ptc {
 
 /// The last parameter of the last stage, also where it is the embedding's copy.
 inline constexpr std::string_view kMegatronHead = "output_layer.weight";
+inline constexpr std::string_view kMegatronEmbedding = "embedding.word_embeddings.weight";
+
+/// Numbers of `names`, a model's of one rank, in the order in which Megatron goes through it: the
+/// head is last, also one that is the embedding. Layers and experts are in the order of their
+/// numbers, where the first of them is.
+std::vector<uint32_t> megatron_order(std::span<const std::string_view> names);
+
+/// Whether the optimizer has it, as far as its name and type tell.
+bool is_megatron_parameter(std::string_view name, DType dtype);
+/// Of a rank's own, not of those that all tokens go through.
+bool is_megatron_expert(std::string_view name);
+/// "decoder.layers.#.w" of all layers and stretches of layers.
+std::string megatron_kind(std::string_view name);
 
 /// An array that is in a file, or shall be.
 struct MegatronArray {

@@ -20,7 +20,6 @@ namespace ptc {
 namespace {
 
 /// Of a file that are no tensors'.
-constexpr uint64_t kMostLiteralBytes = 256 << 20;
 
 /// Refuses, by name, what has no array in the file that could be cut.
 Result<> check_arrays(const TorchFile& file, const TorchModelTensors& model) {
@@ -129,33 +128,7 @@ class TorchFormat final : public FileFormat {
       const TorchTensor& tensor = file.tensors()[i];
       if (tensor.bytes > 0) arrays.push_back({tensor.offset, tensor.offset + tensor.bytes});
     }
-    std::sort(
-        arrays.begin(), arrays.end(),
-        [](const TorchOutlineRange& a, const TorchOutlineRange& b) { return a.begin < b.begin; });
-    arrays.push_back({file_bytes, file_bytes});
-    std::vector<TorchOutlineRange> others;
-    uint64_t end = 0, bytes = 0;
-    for (const TorchOutlineRange& array : arrays) {
-      if (array.begin > end) {
-        others.push_back({end, array.begin});
-        bytes += array.begin - end;
-      }
-      end = std::max(end, array.end);
-    }
-    if (bytes > kMostLiteralBytes)
-      return invalid_argument(
-          "{} bytes of it are in no tensor that is saved, and at most {} are kept: tensors that "
-          "are "
-          "slices of larger ones are saved with these, so save their .clone()",
-          bytes, kMostLiteralBytes);
-    std::string own(bytes, '\0');
-    uint64_t at = 0;
-    for (const TorchOutlineRange& range : others) {
-      const std::span into(own.data() + at, range.end - range.begin);
-      PTC_TRY(read(range.begin, std::as_writable_bytes(into)));
-      at += into.size();
-    }
-    return torch_outline(others, own);
+    return read_torch_outline(read, file_bytes, std::move(arrays));
   }
 
   Result<FileTensors> tensors(const FileOutline& outline, std::string_view,

@@ -32,7 +32,7 @@ bool renumber(std::vector<TorchStep>& path, std::string_view name) {
     return number;
   };
   for (TorchStep& step : path) {
-    if (step.kind != TorchStep::Kind::kKey) {
+    if (step.kind != TorchStep::Kind::kKey && step.kind != TorchStep::Kind::kTypesKey) {
       const auto number = next();
       if (!number || number->size() > 18) return false;
       step.number = std::stoll(*number);
@@ -274,43 +274,11 @@ class TorchMerge {
   }
 
   /// Whoever reads the file again knows an optimizer's state by the order of parameters: that of
-  /// the model, whatever files they came from. The head is last, also one that is the embedding.
-  /// Layers and experts are in the order of their numbers, where the first of them is.
-  std::vector<uint32_t> in_order() const {
-    // What is before each number of a name, and the number; at last all of it without numbers.
-    std::vector<std::vector<std::pair<uint32_t, uint64_t>>> keys(arrays_.size());
-    std::unordered_map<std::string, uint32_t> first;  // by what is before a number
-    for (uint32_t i = 0; i < arrays_.size(); ++i) {
-      const std::string_view name = arrays_[i].name;
-      std::string before;
-      for (size_t at = 0; at < name.size();) {
-        const size_t begin = std::min(name.find_first_of("0123456789", at), name.size());
-        before += name.substr(at, begin - at);
-        if (begin == name.size()) break;
-        at = std::min(name.find_first_not_of("0123456789", begin), name.size());
-        const std::string_view digits = name.substr(begin, std::min<size_t>(at - begin, 18));
-        // "layers.3.", "weight3", and not "linear_fc1".
-        if (!before.ends_with('.') && !before.ends_with("weight") && !before.ends_with("bias")) {
-          before += digits;
-          continue;
-        }
-        uint64_t number = 0;
-        for (const char digit : digits) number = number * 10 + static_cast<uint64_t>(digit - '0');
-        keys[i].emplace_back(first.try_emplace(before, i).first->second, number);
-        before += '#';
-      }
-      keys[i].emplace_back(first.try_emplace(before + '.', i).first->second, 0);
-    }
-    std::vector<uint32_t> order(arrays_.size());
-    for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
-    const auto is_head = [&](uint32_t i) { return arrays_[i].name.ends_with(kMegatronHead); };
-    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-      return is_head(a) != is_head(b) ? is_head(b) : keys[a] < keys[b];
-    });
-    return order;
-  }
+  /// the model, whatever files they came from.
   void put_in_order() {
-    order_ = in_order();
+    std::vector<std::string_view> names;
+    for (const NewArray& array : arrays_) names.push_back(array.name);
+    order_ = megatron_order(names);
     std::vector<uint32_t> position(arrays_.size()), order(array_.size());
     for (uint32_t i = 0; i < order_.size(); ++i) position[order_[i]] = i;
     for (uint32_t v = 0; v < order.size(); ++v) order[v] = v;

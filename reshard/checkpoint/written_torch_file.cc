@@ -44,6 +44,37 @@ std::string torch_outline(const std::vector<TorchOutlineRange>& ranges, std::str
   return text.append(bytes);
 }
 
+Result<std::string> read_torch_outline(const ReadAt& read, uint64_t file_bytes,
+                                       std::vector<TorchOutlineRange> arrays) {
+  constexpr uint64_t kMostLiteralBytes = 256 << 20;
+  std::sort(
+      arrays.begin(), arrays.end(),
+      [](const TorchOutlineRange& a, const TorchOutlineRange& b) { return a.begin < b.begin; });
+  arrays.push_back({file_bytes, file_bytes});
+  std::vector<TorchOutlineRange> others;
+  uint64_t end = 0, bytes = 0;
+  for (const TorchOutlineRange& array : arrays) {
+    if (array.begin > end) {
+      others.push_back({end, array.begin});
+      bytes += array.begin - end;
+    }
+    end = std::max(end, array.end);
+  }
+  if (bytes > kMostLiteralBytes)
+    return invalid_argument(
+        "{} bytes of it are in no tensor that is saved, and at most {} are kept: tensors that are "
+        "slices of larger ones are saved with these, so save their .clone()",
+        bytes, kMostLiteralBytes);
+  std::string own(bytes, '\0');
+  uint64_t at = 0;
+  for (const TorchOutlineRange& range : others) {
+    const std::span into(own.data() + at, range.end - range.begin);
+    PTC_TRY(read(range.begin, std::as_writable_bytes(into)));
+    at += into.size();
+  }
+  return torch_outline(others, own);
+}
+
 Result<std::optional<TorchNaming>> take_torch_naming(std::string_view& text) {
   std::optional<TorchNaming> naming;
   if (text.starts_with(kMagic)) return text.remove_prefix(kMagic.size()), naming;

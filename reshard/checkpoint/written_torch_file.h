@@ -30,6 +30,10 @@ struct TorchOutlineRange {
 };
 /// The outline of a file of which `bytes` lie at these places, one behind the other.
 std::string torch_outline(const std::vector<TorchOutlineRange>& ranges, std::string_view bytes);
+/// That of a file of which these bytes are not kept, as no others lie among them. kInvalidArgument:
+/// too many others.
+Result<std::string> read_torch_outline(const ReadAt& read, uint64_t file_bytes,
+                                       std::vector<TorchOutlineRange> arrays);
 /// Removes what is before the pieces of an outline. nullopt: its names are by that file alone.
 /// kCorrupt: it is none.
 Result<std::optional<TorchNaming>> take_torch_naming(std::string_view& text);

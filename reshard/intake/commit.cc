@@ -157,7 +157,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       }
       ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
       if (file.spread()) ranks.back().tensors.back().said = file.said[i];
-      ranks.back().tensors.back().by_stage = file.megatron.has_value();
+      ranks.back().tensors.back().by_stage = file.megatron.has_value() || file.of_megatron_stage;
       origin.back().push_back({{&file, i}});
     }
     file.model_tensor.resize(file.tensors.size());
@@ -382,7 +382,6 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
   PTC_TRY(check_numbered_shards(found));
-  PTC_TRY(refuse_megatron_buckets(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
   PTC_TRY(settle_megatron(said.has_value(), spec, found));
   std::erase_if(found, [](const Found& file) { return file.index; });

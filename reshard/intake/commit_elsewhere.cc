@@ -11,6 +11,8 @@
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/json_numbers.h"
+#include "reshard/checkpoint/megatron_buckets.h"
+#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/json.h"
@@ -194,10 +196,15 @@ Result<std::string> list_files(int dir_fd) {
     if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
       Result<> read = read_header(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
-    } else if (torch && may_be_torch(file.path)) {
+    } else if (torch && may_be_torch(file.path) && !is_megatron_buckets(file.path)) {
       Result<> read = read_if_torch(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
     }
+  }
+  if (torch) {
+    PTC_TRY(read_distributed_optimizer(dir_fd, found));
+  }
+  for (Found& file : found) {
     if (file.path == "config.json" && !root.contains("config")) {
       PTC_TRY(auto text, read_text_file(dir_fd, file.source(), kMaxConfigBytes, FileKind::kOwn));
       root["config"] = text;

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <map>
 
+#include "reshard/checkpoint/megatron_names.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"

@@ -49,6 +49,7 @@ struct Found {
   std::vector<uint32_t> same_as;
   TorchNaming naming;
   std::optional<MegatronFile> megatron;
+  bool of_megatron_stage = false;      // as FileTensors has it
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
   std::vector<std::vector<Checksum>> sums;         // by tensor, of each piece

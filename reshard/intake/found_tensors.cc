@@ -6,10 +6,12 @@
 #include <set>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/deepspeed_tree.h"
+#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/file.h"
 #include "store/base/file_kind.h"
@@ -37,6 +39,7 @@ void take_what_is_said(FileTensors& tensors, Found& file) {
   file.same_as = std::move(tensors.same_as);
   file.naming = std::move(tensors.naming);
   file.megatron = std::move(tensors.megatron);
+  file.of_megatron_stage = tensors.of_megatron_stage;
 }
 
 Result<> read_outline(int fd, Found& file) {
@@ -190,6 +193,7 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
       found.size(),
       [&](size_t i) -> Result<> {
         if (!found[i].has_tensors || found[i].node != nullptr || too_many) return ok();
+        if (torch && is_megatron_buckets(found[i].path)) return ok();  // by its model, later
         Result<> read = torch ? read_if_torch(dir_fd, found[i]) : read_header(dir_fd, found[i]);
         if (read.has_error()) return std::move(read).error().with_context(found[i].source());
         outline_bytes += found[i].header.size();
@@ -197,9 +201,6 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
         return ok();
       },
       stop));
-  std::vector<const Found*> outlines;
-  for (const Found& file : found) outlines.push_back(&file);
-  PTC_TRY(check_outlines(outlines, kMostOutlineBytesRead));
   std::set<std::string_view> names;  // of torch's files with tensors: that of another rank has none
   for (const Found& file : found) {
     if (torch && !file.problem.empty())
@@ -211,7 +212,11 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   PTC_TRY(read_outlines_elsewhere(found));
   if (torch) {
     PTC_TRY(agree_on_names(found));
+    PTC_TRY(read_distributed_optimizer(dir_fd, found));
   }
+  std::vector<const Found*> outlines;
+  for (const Found& file : found) outlines.push_back(&file);
+  PTC_TRY(check_outlines(outlines, kMostOutlineBytesRead));
   return find_box_sets(found);
 }
 

@@ -5,43 +5,15 @@
 #include <map>
 #include <set>
 
+#include "reshard/checkpoint/megatron_names.h"
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
 
-constexpr std::string_view kRankDirectory = "mp_rank_";
-constexpr std::string_view kModelFile = "model_optim_rng.pt", kBuckets = "distrib_optim.pt";
 constexpr std::string_view kTp = "tensor_model_parallel_size", kPp = "pipeline_model_parallel_size",
                            kEp = "expert_model_parallel_size", kEtp = "expert_tensor_parallel_size",
                            kVpp = "virtual_pipeline_model_parallel_size", kLayers = "num_layers";
-
-/// "01" and "002": at least `digits` of them.
-std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
-  uint32_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool all = error == std::errc() && end == text.data() + text.size();
-  if (!all || text.size() < digits || (text.size() > digits && text[0] == '0') ||
-      number >= kMaxWorldSize)
-    return std::nullopt;
-  return number;
-}
-
-/// The numbers of "mp_rank_01_002"; empty: it is no such name.
-std::vector<uint32_t> rank_numbers(std::string_view name) {
-  std::vector<uint32_t> numbers;
-  if (!name.starts_with(kRankDirectory)) return numbers;
-  name.remove_prefix(kRankDirectory.size());
-  for (bool more = true; more;) {
-    const size_t end = std::min(name.find('_'), name.size());
-    const auto number = number_of(name.substr(0, end), numbers.empty() ? 2 : 3);
-    if (!number || numbers.size() == 3) return {};
-    numbers.push_back(*number);
-    more = end < name.size();
-    name.remove_prefix(more ? end + 1 : end);
-  }
-  return numbers;
-}
 
 /// The place of a file in its tree, wherever that is.
 std::optional<MegatronPlace> place_of(const Found& file) {
@@ -304,21 +276,6 @@ Result<ParallelConfig> sizes_of(const MegatronFile& megatron, const Found& file,
   return sizes;
 }
 
-/// nullopt: the directory is of no rank of these sizes.
-std::optional<RankCoords> coords_of(const ParallelConfig& sizes,
-                                    const std::vector<uint32_t>& numbers) {
-  RankCoords coords;
-  coords.tp = numbers[0];
-  const size_t more = numbers.size() - 1, of_ep = sizes.ep > 1 ? 1 : 0;
-  // With one stage some versions write _000 all the same.
-  const bool says_pp = sizes.pp > 1 || more > of_ep;
-  if (more != of_ep + (says_pp ? 1 : 0)) return std::nullopt;
-  if (says_pp) coords.pp = numbers[1];
-  if (of_ep > 0) coords.ep = numbers.back();
-  const bool fits = coords.tp < sizes.tp && coords.pp < sizes.pp && coords.ep < sizes.ep;
-  return fits ? std::optional(coords) : std::nullopt;
-}
-
 /// ", ep 2" where there are several.
 std::string ep_text(uint32_t ep) { return ep > 1 ? fmt::format(", ep {}", ep) : ""; }
 
@@ -328,7 +285,7 @@ Result<> rank_tree(const LayoutSpec& spec, std::vector<Found>& found) {
   for (Found& file : found) {
     const auto place = place_of(file);
     if (!is_in_tree(file)) continue;
-    const auto coords = coords_of(spec.sizes, place->numbers);
+    const auto coords = megatron_coords(spec.sizes, place->numbers);
     if (!coords)
       return invalid_argument(
           "{} is of no rank of {} (tp {}, pp {}{}), as the args of its files say", file.source(),
@@ -343,10 +300,9 @@ Result<> rank_tree(const LayoutSpec& spec, std::vector<Found>& found) {
                         .ep = static_cast<uint32_t>(i / sizes.tp % sizes.ep)};
     if (models.contains(spec.order.global_rank(sizes, at))) continue;
     return invalid_argument(
-        "there is no mp_rank_{:02}{}{}/model_optim_rng.pt, and the args of the others say {} {} "
-        "and {} {}{}: the tree is not complete",
-        at.tp, sizes.pp > 1 ? fmt::format("_{:03}", at.pp) : "",
-        sizes.ep > 1 ? fmt::format("_{:03}", at.ep) : "", kTp, sizes.tp, kPp, sizes.pp,
+        "there is no {}/{}, and the args of the others say {} {} and {} {}{}: the tree is not "
+        "complete",
+        megatron_rank_name(sizes, at), kMegatronFile, kTp, sizes.tp, kPp, sizes.pp,
         sizes.ep > 1 ? fmt::format(" and {} {}", kEp, sizes.ep) : "");
   }
   std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
@@ -365,7 +321,7 @@ Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
     const RankCoords at = spec.coords(file.rank);
     const auto place = place_of(file);
     if (place) {
-      const auto coords = coords_of(spec.sizes, place->numbers);
+      const auto coords = megatron_coords(spec.sizes, place->numbers);
       if (!coords || coords->tp != at.tp || coords->pp != at.pp || coords->ep != at.ep)
         return invalid_argument(
             "{}: under layout {} rank {} is tp rank {} of stage {}{}: say the writer's layout in a "
@@ -398,13 +354,6 @@ Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
 
 }  // namespace
 
-bool is_megatron_iteration(std::string_view name) {
-  constexpr std::string_view kIteration = "iter_";
-  return name == "release" ||
-         (name.starts_with(kIteration) && name.size() > kIteration.size() &&
-          name.find_first_not_of("0123456789", kIteration.size()) == name.npos);
-}
-
 std::optional<MegatronPlace> megatron_place(std::string_view path) {
   size_t begin = 0;
   if (const size_t slash = path.find('/');
@@ -413,7 +362,7 @@ std::optional<MegatronPlace> megatron_place(std::string_view path) {
   const size_t end = path.find('/', begin);
   if (end == path.npos) return std::nullopt;
   MegatronPlace place{path.substr(0, end), path.substr(end + 1),
-                      rank_numbers(path.substr(begin, end - begin))};
+                      megatron_rank_numbers(path.substr(begin, end - begin))};
   return place.numbers.empty() ? std::nullopt : std::optional(std::move(place));
 }
 
@@ -423,7 +372,7 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
   std::map<std::string, std::string, std::less<>> iterations;  // and the first file of each
   std::set<std::pair<uint64_t, std::string>> of_model;         // directories below rank/<r>/
   for (const Found& file : found)
-    if (const auto place = megatron_place(file.path); place && place->path == kModelFile)
+    if (const auto place = megatron_place(file.path); place && place->path == kMegatronFile)
       of_model.emplace(file.rank, place->directory);
   for (Found& file : found) {
     const auto place = megatron_place(file.path);
@@ -453,18 +402,6 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
     if (!paths.emplace(file.rank, file.path).second)
       return invalid_argument("{} is there, and another {} of the same rank: remove one",
                               file.source(), file.path);
-  return ok();
-}
-
-Result<> refuse_megatron_buckets(const std::vector<Found>& found) {
-  if (!torch_files_count(found)) return ok();
-  for (const Found& file : found)
-    if (file.path.substr(file.path.rfind('/') + 1) == kBuckets)
-      return invalid_argument(
-          "{} has the state of the distributed optimizer in buckets, in which no tensor can be "
-          "told from the next: save with --ckpt-format torch_dist, which is cut with all of its "
-          "state; or move the file away, to take the model without the optimizer's state",
-          file.source());
   return ok();
 }
 

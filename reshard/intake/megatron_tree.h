@@ -1,8 +1,8 @@
 // Trees of Megatron-LM's own format among the files that are committed:
 //   iter_0000100/mp_rank_<tp>[_<pp>][_<ep>]/model_optim_rng.pt
 // in the place of rank/, or below rank/<r>/. Each file is its rank's `model_optim_rng.pt`; which
-// rank that is, and under which layout, its `args` say (megatron_file.h). <pp> is left out of one
-// stage, <ep> of one expert rank: the second number is either.
+// rank that is, and under which layout, its `args` say (megatron_file.h); the names are those of
+// megatron_names.h.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,6 @@ struct MegatronPlace {
 };
 /// nullopt: not in such a tree.
 std::optional<MegatronPlace> megatron_place(std::string_view path);
-/// "iter_0000100" and "release".
-bool is_megatron_iteration(std::string_view name);
 
 /// Files of such a tree get the names that they have in a checkpoint; those of a tree in the place
 /// of rank/ (`is_tree`) a number for each directory, until settle_megatron() knows their ranks.
@@ -38,8 +36,5 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found);
 /// gives those of a tree their ranks. `said`: `spec` is what the writer says of himself; else a
 /// tree's own sizes count, and become `spec`. kInvalidArgument: what does not fit.
 Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found);
-
-/// Of the distributed optimizer, whose state this file has in buckets, which cannot be cut.
-Result<> refuse_megatron_buckets(const std::vector<Found>& found);
 
 }  // namespace ptc

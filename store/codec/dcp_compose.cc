@@ -179,7 +179,8 @@ class DcpComposer {
   void path(const std::vector<TorchStep>& path, std::string_view name) {
     writer_.opcode('(');
     for (const TorchStep& step : path) {
-      if (step.kind == TorchStep::Kind::kKey) writer_.text(step.key);
+      if (step.kind == TorchStep::Kind::kKey || step.kind == TorchStep::Kind::kTypesKey)
+        writer_.text(step.key);
       else if (step.kind == TorchStep::Kind::kNumberKey) writer_.text(std::to_string(step.number));
       else writer_.integer(step.number);
     }

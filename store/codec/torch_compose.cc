@@ -59,7 +59,7 @@ class TorchComposer {
   };
 
   static bool is_key(const TorchStep& step) {
-    return step.kind == Kind::kKey || step.kind == Kind::kNumberKey;
+    return step.kind == Kind::kKey || step.kind == Kind::kNumberKey || step.kind == Kind::kTypesKey;
   }
 
   Result<> add(uint32_t number) {
@@ -84,8 +84,10 @@ class TorchComposer {
         return clash();
       }
       // A number that is a key is another key than its digits.
-      std::pair<std::string, int64_t> key(step.kind == Kind::kKey ? "k" + step.key : "n",
-                                          step.kind == Kind::kKey ? 0 : step.number);
+      std::pair<std::string, int64_t> key(step.kind == Kind::kKey        ? "k" + step.key
+                                          : step.kind == Kind::kTypesKey ? "t" + step.key
+                                                                         : "n",
+                                          step.number);
       const auto [child, is_new] =
           node.by_key.try_emplace(std::move(key), static_cast<uint32_t>(nodes_.size()));
       const uint32_t next = child->second;
@@ -155,6 +157,9 @@ class TorchComposer {
     for (const auto& [step, child] : node.children) {
       if (step.kind == Kind::kKey) writer_.text(step.key);
       else if (step.kind == Kind::kNumberKey) writer_.integer(step.number);
+      else if (step.kind == Kind::kTypesKey) {
+        PTC_TRY(write_types(step.key));
+      }
       PTC_TRY(write(child, depth + 1));
     }
     for (const uint32_t pair : node.pairs) {
@@ -163,6 +168,20 @@ class TorchComposer {
     }
     if (node.is_tuple) writer_.opcode('t');
     else if (!node.empty()) writer_.opcode(node.is_dict ? 'u' : 'e');
+    return ok();
+  }
+
+  /// "torch.bfloat16,torch.float32" as a tuple.
+  Result<> write_types(std::string_view types) {
+    writer_.opcode('(');
+    while (!types.empty()) {
+      const std::string_view type = types.substr(0, types.find(','));
+      types.remove_prefix(std::min(type.size() + 1, types.size()));
+      const size_t dot = type.find('.');
+      if (dot == type.npos) return invalid_argument("{} is no type of torch's", ptc::quoted(type));
+      PTC_TRY(writer_.global(type.substr(0, dot), type.substr(dot + 1)));
+    }
+    writer_.opcode('t');
     return ok();
   }
 

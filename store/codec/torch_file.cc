@@ -247,12 +247,17 @@ Result<> TorchFileReader::visit_pairs(PickleId id, uint32_t parent, size_t depth
   PTC_TRY(walk_->for_pairs(id, [&](PickleId key, PickleId value) -> Result<> {
     empty = false;
     const size_t length = name_.size();
-    const bool text = pickle_->is(key, Kind::kText);
-    if (text) {
+    auto kind = TorchStep::Kind::kNumberKey;
+    if (pickle_->is(key, Kind::kText)) {
+      kind = TorchStep::Kind::kKey;
       PTC_TRY(walk_->count_text(pickle_->text(key)));
       append_torch_name(name_, pickle_->text(key));
     } else if (pickle_->is(key, Kind::kInt)) {
       append_torch_name(name_, fmt::format_int(pickle_->integer(key)).c_str());
+    } else if (const auto types = torch_dtypes_text(*pickle_, key)) {
+      kind = TorchStep::Kind::kTypesKey;
+      PTC_TRY(walk_->count_text(*types));
+      append_torch_name(name_, *types);
     } else {
       PTC_TRY(auto in_key, holds_storage(key));
       PTC_TRY(auto in_value, holds_storage(value));
@@ -266,8 +271,7 @@ Result<> TorchFileReader::visit_pairs(PickleId id, uint32_t parent, size_t depth
       }
       return ok();
     }
-    PTC_TRY(auto place,
-            this->place(parent, key, text ? TorchStep::Kind::kKey : TorchStep::Kind::kNumberKey));
+    PTC_TRY(auto place, this->place(parent, key, kind));
     PTC_TRY(visit(value, place, depth + 1));
     name_.resize(length);
     return ok();
@@ -407,6 +411,9 @@ std::vector<TorchStep> TorchFile::path(uint32_t place) const {
         break;
       case TorchStep::Kind::kNumberKey:
         path.push_back({at.kind, {}, pickle_->integer(at.key)});
+        break;
+      case TorchStep::Kind::kTypesKey:
+        path.push_back({at.kind, torch_dtypes_text(*pickle_, at.key).value_or(""), 0});
         break;
       default:
         path.push_back({at.kind, {}, at.key});

@@ -91,8 +91,8 @@ struct TorchLiteral {
   PickleId node;
 };
 
-/// A pair of a dict whose key is neither a text nor a whole number, and in which there is no
-/// tensor.
+/// A pair of a dict whose key is neither a text nor a whole number nor a tuple of torch's types,
+/// and in which there is no tensor.
 struct TorchPair {
   uint32_t place;  // of the dict
   PickleId key, node;
@@ -172,6 +172,8 @@ class TorchFile {
 
 /// Says what a torch.save'd object is that a pickle rebuilds: for readers of other files, too.
 std::optional<DType> torch_dtype(const Pickle& pickle, PickleId global);  // torch.bfloat16 …
+/// "torch.bfloat16,torch.float32" of a tuple of some; nullopt: it is something else.
+std::optional<std::string> torch_dtypes_text(const Pickle& pickle, PickleId id);
 std::optional<DType> torch_storage_dtype(const Pickle& pickle,
                                          PickleId global);  // torch.BFloat16Storage …
 /// "bfloat16" and "BFloat16Storage"; empty: torch has no such type, or no storages of it.

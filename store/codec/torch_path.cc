@@ -1,6 +1,7 @@
 #include "store/codec/torch_path.h"
 
 #include <charconv>
+#include <optional>
 
 #include "store/base/json.h"
 
@@ -8,10 +9,35 @@ namespace ptc {
 namespace {
 
 constexpr char kHex[] = "0123456789ABCDEF";
-constexpr char kLetters[] = {'\0', 'i', 'l', 't'};  // by TorchStep::Kind
+constexpr char kLetters[] = {'\0', 'i', 'l', 't', 'd'};  // by TorchStep::Kind
 
 bool is_escaped(char c) {
   return c == '%' || c == '.' || c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+}
+
+bool has_key(const TorchStep& step) {
+  return step.kind == TorchStep::Kind::kKey || step.kind == TorchStep::Kind::kTypesKey;
+}
+
+/// nullopt: it is none.
+std::optional<std::string> parse_key(std::string_view text) {
+  std::string key;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      if (is_escaped(text[i])) return std::nullopt;
+      key += text[i];
+      continue;
+    }
+    const std::string_view hex(kHex, 16);
+    const size_t high = i + 2 < text.size() ? hex.find(text[i + 1]) : std::string_view::npos;
+    const size_t low = i + 2 < text.size() ? hex.find(text[i + 2]) : std::string_view::npos;
+    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
+    const char c = static_cast<char>(high * 16 + low);
+    if (!is_escaped(c)) return std::nullopt;
+    key += c;
+    i += 2;
+  }
+  return key;
 }
 
 Result<TorchStep> parse_step(std::string_view text) {
@@ -29,23 +55,11 @@ Result<TorchStep> parse_step(std::string_view text) {
     if (kind != TorchStep::Kind::kNumberKey && step.number < 0) return bad();
     return step;
   }
-  TorchStep step;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      if (is_escaped(text[i])) return bad();
-      step.key += text[i];
-      continue;
-    }
-    const std::string_view hex(kHex, 16);
-    const size_t high = i + 2 < text.size() ? hex.find(text[i + 1]) : std::string_view::npos;
-    const size_t low = i + 2 < text.size() ? hex.find(text[i + 2]) : std::string_view::npos;
-    if (high == std::string_view::npos || low == std::string_view::npos) return bad();
-    const char c = static_cast<char>(high * 16 + low);
-    if (!is_escaped(c)) return bad();
-    step.key += c;
-    i += 2;
-  }
-  return step;
+  constexpr std::string_view kTypes = "%d";
+  const bool types = text.starts_with(kTypes) && text.size() > kTypes.size();
+  auto key = parse_key(types ? text.substr(kTypes.size()) : text);
+  if (!key) return bad();
+  return TorchStep{types ? TorchStep::Kind::kTypesKey : TorchStep::Kind::kKey, *std::move(key), 0};
 }
 
 }  // namespace
@@ -67,8 +81,7 @@ void append_torch_key(std::string& text, std::string_view key, bool first) {
 std::string torch_name(std::span<const TorchStep> path) {
   std::string name;
   for (const TorchStep& step : path)
-    append_torch_name(name,
-                      step.kind == TorchStep::Kind::kKey ? step.key : std::to_string(step.number));
+    append_torch_name(name, has_key(step) ? step.key : std::to_string(step.number));
   return name;
 }
 
@@ -76,7 +89,9 @@ std::string torch_path_text(std::span<const TorchStep> path) {
   std::string text;
   bool first = true;
   for (const TorchStep& step : path) {
-    if (step.kind == TorchStep::Kind::kKey) append_torch_key(text, step.key, first);
+    if (step.kind == TorchStep::Kind::kTypesKey)
+      append_torch_key(text.append(first ? "%d" : ".%d"), step.key, true);
+    else if (step.kind == TorchStep::Kind::kKey) append_torch_key(text, step.key, first);
     else
       text.append(first ? "%" : ".%")
           .append(1, kLetters[static_cast<int>(step.kind)])

@@ -12,8 +12,15 @@
 namespace ptc {
 
 struct TorchStep {
-  enum class Kind : uint8_t { kKey, kNumberKey, kListIndex, kTupleIndex } kind = Kind::kKey;
-  std::string key;     // kKey
+  /// kTypesKey: a tuple of torch's types, "torch.bfloat16,torch.float32".
+  enum class Kind : uint8_t {
+    kKey,
+    kNumberKey,
+    kListIndex,
+    kTupleIndex,
+    kTypesKey
+  } kind = Kind::kKey;
+  std::string key;     // kKey, kTypesKey
   int64_t number = 0;  // of the others
   friend bool operator==(const TorchStep&, const TorchStep&) = default;
 };
@@ -25,7 +32,8 @@ struct TorchStep {
 /// The *exact* text is different for different paths, and parse_torch_path() reads it. Steps are
 /// joined by dots, too. In keys these are written as %XX: '%', '.', '/', control characters; the
 /// empty key is a lone "%". A key that is a number is "%i7", an element of a list "%l7", one of a
-/// tuple "%t7": the x above is at "model.a%2Eb.%i0.%l0". No steps: the empty text.
+/// tuple "%t7": the x above is at "model.a%2Eb.%i0.%l0". One of types is "%d" and their text. No
+/// steps: the empty text.
 std::string torch_name(std::span<const TorchStep> path);
 std::string torch_path_text(std::span<const TorchStep> path);
 /// kInvalidArgument for what torch_path_text never returns.

@@ -68,6 +68,20 @@ std::optional<DType> torch_dtype(const Pickle& pickle, PickleId id) {
   return {};
 }
 
+std::optional<std::string> torch_dtypes_text(const Pickle& pickle, PickleId id) {
+  constexpr size_t kMost = 4;
+  if (!pickle.is(id, PickleKind::kTuple) || pickle.tuple_size(id) == 0 ||
+      pickle.tuple_size(id) > kMost)
+    return {};
+  std::string text;
+  for (size_t i = 0; i < pickle.tuple_size(id); ++i) {
+    const PickleId type = pickle.element(id, i);
+    if (!torch_dtype(pickle, type)) return {};
+    text.append(i == 0 ? "" : ",").append("torch.").append(pickle.name(type));
+  }
+  return text;
+}
+
 std::optional<DType> torch_storage_dtype(const Pickle& pickle, PickleId id) {
   if (!pickle.is(id, PickleKind::kGlobal) || pickle.module(id) != "torch") return {};
   const std::string_view name = pickle.name(id);

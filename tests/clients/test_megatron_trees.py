@@ -2,6 +2,7 @@
 with a whole model that is cut here by hand."""
 import argparse
 import itertools
+import math
 import os
 import random
 import shutil
@@ -161,6 +162,55 @@ class Model:
         return {"optimizer": inner, "grad_scaler": {"scale": torch.tensor([65536.]), "growth_tracker": 3},
                 "fp32_from_fp16_params": [[masters[name] for name in group] for group in groups]}
 
+    def distributed(self, coords, bucket=None, dp=1, stages=None, vpp=1, experts=(0, 1)):
+        """What the distributed optimizer saves beside it: by optimizer, by buffer of gradients (a stretch of layers' parameters of
+        one type) flat arrays. `bucket`: how many elements a bucket shall have, of what overlaps."""
+        pp_rank, pp = coords[2:]
+        options = {"stages": stages, "vpp": vpp, "experts": experts}
+        weights = self.numbered(coords, **options)
+        kinds = {key: self.numbered(coords, kind=kind, dtype=torch.float32, **options)
+                 for key, kind in (("param", ""), ("exp_avg", "exp_avg"), ("exp_avg_sq", "exp_avg_sq"))}
+
+        def buffer(names, size):
+            """As _ParamAndGradBuffer has it: with padding, of which the file has none at the ends of buckets."""
+            start, begin, places, ends, has = 0, 0, {}, [], False
+
+            def end_bucket(end):
+                nonlocal begin, has
+                ends.append((begin, end))
+                begin, has = math.ceil(end / math.lcm(dp, 128)) * math.lcm(dp, 128), False
+                return begin
+            for name in reversed(names):
+                alone = self.tied and pp > 1 and name[1] in ("embedding.word_embeddings.weight", "output_layer.weight")
+                start = math.ceil(start / 64) * 64
+                if alone and has:
+                    start = end_bucket(start)
+                places[name], has = start, True
+                start += weights[name].numel()
+                if alone or (size is not None and start - begin >= size):
+                    start = end_bucket(start)
+            if has:
+                end_bucket(start)
+            made = {}
+            for key, state in kinds.items():
+                padded_buffer = torch.zeros(begin)
+                for name, place in places.items():
+                    padded_buffer[place:place + weights[name].numel()] = state[name].flatten()
+                made[key] = torch.cat([padded_buffer[first:last] for first, last in ends])
+            return {**made, "numel_unpadded": len(made["param"])}
+
+        optimizers = []
+        for of_experts in ((False, True) if experts[1] > 1 else (None,)):
+            names = [name for name, tensor in weights.items() if tensor is not None and of_experts in (None, ".experts." in name[1])]
+            buffers = []
+            for chunk in range(vpp):
+                here = [name for name in names if name[0] == chunk]
+                for dtype in dict.fromkeys(weights[name].dtype for name in here):
+                    size = bucket if chunk == 0 and pp_rank == 0 else None
+                    buffers.append({(dtype, torch.float32): buffer([name for name in here if weights[name].dtype == dtype], size)})
+            optimizers.append({"buckets_coalesced": True, **dict(enumerate(buffers))})
+        return optimizers if len(optimizers) > 1 else optimizers[0]
+
     def state(self, coords, mixed=None, stages=None, vpp=1, experts=(0, 1), **arguments):
         """What a rank saves; `mixed`: with an optimizer, of 16 bits or not; `experts`: which of how many expert ranks it is."""
         tp_rank, tp, pp_rank, pp = coords
@@ -186,12 +236,22 @@ def directory(tp_rank, pp_rank, pp, ep_rank=0, ep=1):
     return f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if pp > 1 else "") + (f"_{ep_rank:03d}" if ep > 1 else "")
 
 
-def save_tree(top, model, tp, pp, mixed=None, stages=None, iteration="iter_0000100", change=lambda coords, state: state, ep=1, **arguments):
+def save_tree(top, model, tp, pp, mixed=None, stages=None, iteration="iter_0000100", change=lambda coords, state: state, ep=1,
+              distributed=None, **arguments):
+    """`distributed`: with the distributed optimizer's state, made with these options."""
     for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
         coords = (tp_rank, tp, pp_rank, pp)
         path = os.path.join(top, iteration, directory(tp_rank, pp_rank, pp, ep_rank, ep))
         os.makedirs(path)
         state = model.state(coords, mixed, stages, experts=(ep_rank, ep), **arguments)
+        if distributed is not None:
+            options = {"stages": stages, "vpp": arguments.get("vpp", 1), "experts": (ep_rank, ep), **distributed}
+            torch.save(model.distributed(coords, **options), os.path.join(path, "distrib_optim.pt"))
+            groups = [{"wd_mult": 1.0, "lr": 1e-4, "step": 100}, {"wd_mult": 0.0, "lr": 1e-4, "step": 100}]
+            state["optimizer"] = {"optimizer": {"param_groups": groups}}
+            state["args"].overlap_grad_reduce = "bucket" in distributed
+            state["args"].ddp_bucket_size = distributed.get("bucket")
+            state["args"].data_parallel_size = distributed.get("dp", 1)
         torch.save(change(coords if ep == 1 else (*coords, ep_rank, ep), state), os.path.join(path, "model_optim_rng.pt"))
     with open(os.path.join(top, "latest_checkpointed_iteration.txt"), "w", encoding="utf-8") as file:
         file.write("100")
@@ -221,7 +281,11 @@ class Trees(mount.TestCase):
     def expect_layout(self, job, model, layout, tp, pp, mixed=None, stages=None, ep=1, vpp=1):
         for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
             coords = (tp_rank, tp, pp_rank, pp)
-            found = self.load(job, layout, (pp_rank * ep + ep_rank) * tp + tp_rank)
+            rank = (pp_rank * ep + ep_rank) * tp + tp_rank
+            found = self.load(job, layout, rank)
+            tree = job.checkpoint("base", "layouts", layout, "megatron", "iter_0000100", directory(tp_rank, pp_rank, pp, ep_rank, ep))
+            self.assertEqual(mount.read_bytes(tree + "/model_optim_rng.pt"),
+                             mount.read_bytes(job.rank_file("base", layout, rank, "model_optim_rng.pt")))
             wanted = model.state(coords, mixed, stages, vpp=vpp, experts=(ep_rank, ep))
             at = f"{layout} {coords} {ep_rank}"
             self.assertEqual([key for key in found if key.startswith("model")], [key for key in wanted if key.startswith("model")], at)
@@ -366,6 +430,91 @@ class Taken(Trees):
                                      [f"decoder.layers.1.mlp.router.{key}" for key in ("weight", "_extra_state")] if stage == 0 else [])
 
 
+    def test_fewer_groups_of_heads_than_ranks(self):
+        """Ranks cut a group: Megatron puts it together again when it computes."""
+        job, model = self.new_job(), Model(bias=True)
+        save_tree(job.incoming("base"), model, 2 * GROUPS, 1, mixed=False)
+        job.commit("base")
+        for tp in (1, GROUPS, 2 * GROUPS):
+            self.expect_layout(job, model, f"tp{tp}-pp1-dp1", tp, 1, mixed=False)
+        again = self.mount.job("groups-again")
+        save_tree(again.incoming("base"), model, 1, 2, mixed=False)
+        again.commit("base")
+        again.set_layout(tp=2 * GROUPS)
+        self.expect_layout(again, model, f"tp{2 * GROUPS}-pp1-dp1", 2 * GROUPS, 1, mixed=False)
+
+
+class TreesOut(Trees):
+    """layouts/<layout>/megatron/, for --load."""
+
+    def copied(self, job, layout, name):
+        again = self.mount.job(name)
+        shutil.copytree(job.checkpoint("base", "layouts", layout, "megatron"), again.incoming("base"), dirs_exist_ok=True)
+        again.commit("base")
+        return again
+
+    def test_its_names_and_no_others(self):
+        job, model = self.new_job(), Model()
+        save_tree(job.incoming("base"), model, 1, 1)
+        job.commit("base")
+        for layout, names in (("tp1-pp1-dp2", ["mp_rank_00"]), ("tp2-pp1-dp1", ["mp_rank_00", "mp_rank_01"]),
+                              ("tp2-pp2-dp2", ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"])):
+            top = job.checkpoint("base", "layouts", layout)
+            self.assertEqual(sorted(os.listdir(top)), ["megatron", "rank"])
+            self.assertEqual(sorted(os.listdir(top + "/megatron")), ["iter_0000100", "latest_checkpointed_iteration.txt"])
+            self.assertEqual(mount.read_bytes(top + "/megatron/latest_checkpointed_iteration.txt"), b"100")
+            self.assertEqual(sorted(os.listdir(top + "/megatron/iter_0000100")), names)
+            self.assertEqual(os.stat(top + "/megatron/iter_0000100").st_nlink, 2 + len(names))
+            self.assertEqual(os.listdir(top + "/megatron/iter_0000100/" + names[0]), ["model_optim_rng.pt"])
+            for other in ("mp_rank_0", "mp_rank_000", "mp_rank_02", "mp_rank_00_002", "mp_rank_00_000_000", "x", "iter_0000101"):
+                self.assertFalse(os.path.exists(f"{top}/megatron/iter_0000100/{other}"), other)
+        self.assertFalse(os.path.exists(job.checkpoint("base", "layouts", "tp1-pp1-dp2", "megatron", "iter_0000100", "mp_rank_00_000")))
+        self.assertEqual(mount.error_of(open, job.file("current", "megatron", "latest_checkpointed_iteration.txt"), "w"), "EROFS")
+        shutil.rmtree(job.checkpoint("base"))
+        self.assertEqual(os.listdir(job.file("checkpoints")), [])
+
+    def test_iterations(self):
+        for iteration, name, text in ((0, "iter_0000000", b"0"), (12345678, "iter_12345678", b"12345678"), (None, "release", b"release")):
+            with self.subTest(iteration=iteration):
+                def change(_, state, iteration=iteration):
+                    if iteration is None:
+                        del state["iteration"]
+                    return {**state, **({} if iteration is None else {"iteration": iteration})}
+                job = self.mount.job(f"iteration-{name}")
+                save_tree(job.incoming("base"), Model(), 1, 1, change=change, iteration=name)
+                job.commit("base")
+                self.assertEqual(sorted(os.listdir(job.file("current", "megatron"))), sorted([name, "latest_checkpointed_iteration.txt"]))
+                self.assertEqual(mount.read_bytes(job.file("current", "megatron", "latest_checkpointed_iteration.txt")), text)
+
+    def test_a_copy_comes_in_again(self):
+        job, model = self.new_job(), Model(tied=True, layers=4, dtype=torch.bfloat16)
+        save_tree(job.incoming("base"), model, 2, 2, mixed=True)
+        job.commit("base")
+        again = self.copied(job, "tp1-pp4-dp1", "tree-again")
+        self.assertEqual(mount.read_json(again.checkpoint("base", "meta.json"))["written_as"], "tp1-pp4-dp1")
+        self.expect_layouts(again, model, mixed=True)
+
+    def test_files_below_a_rank_s_directory(self):
+        job, model = self.new_job(), Model()
+        save_tree(self.temporary("below"), model, 1, 1)
+        shutil.copytree(self.temporary("below/iter_0000100/mp_rank_00"), job.incoming("base") + "/rank/0/saved")
+        with open(job.incoming("base") + "/rank/0/notes", "w", encoding="utf-8") as notes:
+            notes.write("of the rank")
+        job.commit("base")
+        tree = job.checkpoint("base", "layouts", "tp1-pp1-dp1", "megatron", "iter_0000100", "mp_rank_00")
+        self.assertEqual(os.listdir(tree), ["model_optim_rng.pt"])
+        self.assertEqual(mount.read_bytes(tree + "/model_optim_rng.pt"),
+                         mount.read_bytes(job.rank_file("base", "tp1-pp1-dp1", 0, "saved/model_optim_rng.pt")))
+
+    def test_what_is_not_megatron_s_has_none(self):
+        job = self.new_job()
+        os.makedirs(job.incoming("base") + "/rank/0")
+        torch.save({"model": {"decoder.layers.0.mlp.linear_fc1.weight": torch.ones(4, 4)}}, job.incoming("base") + "/rank/0/model_optim_rng.pt")
+        job.commit("base")
+        self.assertEqual(os.listdir(job.checkpoint("base", "layouts", "tp1-pp1-dp1")), ["rank"])
+        self.assertFalse(os.path.exists(job.file("current", "megatron")))
+
+
 class Optimizers(Trees):
     def test_adam(self):
         job, model = self.new_job(), Model(bias=True)
@@ -420,6 +569,114 @@ class Optimizers(Trees):
                 save_tree(job.incoming("base"), model, 1, 1, mixed=False, change=change)
                 self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
                 self.assertIn(why, job.commit_error("base"))
+
+
+class DistributedOptimizer(Trees):
+    """Its state has no names: it lies in the order in which gradients are summed up."""
+
+    def expect_state(self, job, model, layouts, stages=None, **how):
+        for tp, pp, dp, ep, vpp in layouts:
+            layout = f"tp{tp}-pp{pp}-dp{dp}" + (f"-ep{ep}" if ep > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "")
+            for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
+                path = job.checkpoint("base", "layouts", layout, "megatron", "iter_0000100", directory(tp_rank, pp_rank, pp, ep_rank, ep))
+                found = torch.load(path + "/distrib_optim.pt", mmap=True, weights_only=True)
+                wanted = model.distributed((tp_rank, tp, pp_rank, pp), stages=stages, vpp=vpp, experts=(ep_rank, ep), dp=dp * ep, **how)
+                self.expect_same(found, wanted, f"{layout} {pp_rank} {ep_rank} {tp_rank}")
+
+    DENSE = ((2, 2, 1, 1, 1), (1, 1, 1, 1, 1), (1, 1, 3, 1, 1), (4, 1, 1, 1, 1), (1, 4, 2, 1, 1), (2, 2, 1, 1, 2))
+
+    def test_buffers_of_one_bucket(self):
+        for name, model in (("plain", Model(layers=4)), ("bias", Model(layers=4, bias=True)), ("tied", Model(layers=4, tied=True)),
+                            ("bf16", Model(layers=4, tied=True, dtype=torch.bfloat16))):
+            with self.subTest(name):
+                job = self.mount.job(f"distributed-{name}")
+                save_tree(job.incoming("base"), model, 2, 2, distributed={"dp": 6})
+                written = mount.read_bytes(job.incoming("base") + "/iter_0000100/mp_rank_01_001/distrib_optim.pt")
+                job.commit("base")
+                self.assertEqual(mount.read_bytes(job.rank_file("base", "tp2-pp2-dp1", 3, "distrib_optim.pt")), written)
+                self.expect_state(job, model, self.DENSE)
+                self.expect_layouts(job, model)
+                name = "exp_avg.decoder.layers.3.mlp.linear_fc1.weight"
+                whole = fill("exp_avg" + name.removeprefix("exp_avg."), 2 * FFN, HIDDEN)
+                found = mount.require("numpy").load(job.checkpoint("base", "model", name.replace(".", "/") + ".npy"))
+                self.assertTrue(torch.equal(torch.from_numpy(found), whole))
+                self.mount.ptc("verify", job.name)
+
+    def test_several_buckets(self):
+        for bucket in (1, 300, 3000):
+            with self.subTest(bucket=bucket):
+                job, model = self.mount.job(f"bucket-{bucket}"), Model(layers=4, tied=bucket == 300, bias=True)
+                save_tree(job.incoming("base"), model, 1, 2, distributed={"dp": 3, "bucket": bucket})
+                job.commit("base")
+                self.expect_state(job, model, self.DENSE, bucket=bucket)
+
+    def test_virtual_pipelines_and_experts(self):
+        job, model = self.mount.job("distributed-vpp"), Model(layers=8, dtype=torch.bfloat16)
+        save_tree(job.incoming("base"), model, 1, 2, vpp=2, distributed={"bucket": 700})
+        job.commit("base")
+        self.expect_state(job, model, (*self.DENSE, (1, 2, 1, 1, 4)), bucket=700)
+        job, model = self.mount.job("distributed-experts"), Model(layers=2, experts=4, grouped=True)
+        save_tree(job.incoming("base"), model, 1, 1, ep=2, distributed={})
+        job.commit("base")
+        self.expect_state(job, model, ((1, 1, 1, 2, 1), (2, 1, 1, 2, 1), (1, 2, 1, 4, 1)))
+
+    def test_a_layout_in_force_and_a_copy_of_it(self):
+        job, model = self.mount.job("distributed-force"), Model(layers=4, tied=True, dtype=torch.bfloat16)
+        save_tree(job.incoming("base"), model, 2, 1, distributed={"bucket": 500})
+        job.commit("base")
+        job.set_layout(tp=1, pp=2)
+        self.expect_state(job, model, self.DENSE, bucket=500)
+        again = self.mount.job("distributed-again")
+        shutil.copytree(job.file("current", "megatron"), again.incoming("base"), dirs_exist_ok=True)
+        again.commit("base")
+        self.expect_state(again, model, self.DENSE, bucket=500)
+
+    def test_what_does_not_come_out_is_refused(self):
+        def spoil(change, name="distrib_optim.pt"):
+            def spoils(top):
+                path = f"{top}/mp_rank_01/{name}"
+                with torch.serialization.safe_globals([argparse.Namespace]):
+                    state = torch.load(path, weights_only=True)
+                torch.save(change(state), path)
+            return spoils
+
+        def types(state):
+            state[0] = {(torch.float16, torch.float32): next(iter(state[0].values()))}
+            return state
+
+        def cut(state):
+            of = next(iter(state[0].values()))
+            for key in ("param", "exp_avg", "exp_avg_sq"):
+                of[key] = of[key][:-64].clone()
+            of["numel_unpadded"] -= 64
+            return state
+
+        def moved(state):
+            next(iter(state[0].values()))["param"].add_(1)
+            return state
+
+        def other_size(state):
+            state["args"].overlap_grad_reduce, state["args"].ddp_bucket_size = True, 16
+            return state
+
+        for name, why, spoils in (
+                ("gone", ("model_optim_rng.pt",), lambda top: os.remove(top + "/mp_rank_01/model_optim_rng.pt")),
+                ("types", ("torch.float16", "torch_dist"), spoil(types)),
+                ("cut", ("elements", "torch_dist"), spoil(cut)),
+                ("size", ("elements", "torch_dist"), spoil(other_size, "model_optim_rng.pt")),
+                ("moved", ("master copy of", "torch_dist"), spoil(moved)),
+                ("old", ("one by one", "February 2024"), spoil(lambda state: {0: state[0]})),
+                ("more", ("0.torch.float32,torch.float32.step",), spoil(lambda state: {
+                    **state, 0: {key: {**of, "step": 3} for key, of in state[0].items()}})),
+                ("second", ("buffers",), spoil(lambda state: {**state, 1: state[0]}))):
+            with self.subTest(name):
+                job = self.mount.job(f"spoilt-{name}")
+                save_tree(job.incoming("base"), Model(), 2, 1, distributed={})
+                spoils(os.path.join(job.incoming("base"), "iter_0000100"))
+                self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+                for words in ("distrib_optim.pt", *why):
+                    self.assertIn(words, job.commit_error("base"))
+                self.assertTrue(os.path.exists(job.incoming("base") + "/iter_0000100/mp_rank_01/distrib_optim.pt"))
 
 
 class VirtualPipelines(Trees):
@@ -570,8 +827,6 @@ class Refused(Trees):
 
     def test_what_cannot_be_cut(self):
         self.refuse("whole-experts", "expert_tensor_parallel_size 1", num_experts=2, expert_tensor_parallel_size=1)
-        self.refuse("buckets", ("distrib_optim.pt", "torch_dist"),
-                    lambda top: torch.save({0: {(torch.bfloat16, torch.float32): {"exp_avg": torch.zeros(5)}}}, top + "/mp_rank_00_000/distrib_optim.pt"))
 
         def opaque(_, state):
             state["model"]["decoder.layers.0.mlp.linear_fc1._extra_state"] = b"scales"

@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
+#include <random>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/megatron_file.h"
+#include "reshard/checkpoint/megatron_names.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 
@@ -45,6 +49,140 @@ TEST(MegatronTree, PlacesOfFiles) {
   EXPECT_TRUE(is_megatron_iteration("iter_0000001"));
   EXPECT_TRUE(is_megatron_iteration("release"));
   EXPECT_FALSE(is_megatron_iteration("iter_0000001a"));
+}
+
+TEST(MegatronTree, NamesOfARanksDirectory) {
+  for (const ParallelConfig& sizes :
+       {ParallelConfig{}, ParallelConfig{.tp = 3, .dp = 2}, ParallelConfig{.tp = 2, .pp = 3},
+        ParallelConfig{.tp = 2, .ep = 4}, ParallelConfig{.tp = 2, .pp = 2, .ep = 2, .cp = 2}})
+    for (uint32_t i = 0; i < sizes.tp * sizes.pp * sizes.ep; ++i) {
+      const RankCoords at{
+          .tp = i % sizes.tp, .pp = i / sizes.tp % sizes.pp, .ep = i / sizes.tp / sizes.pp};
+      const std::string name = megatron_rank_name(sizes, at);
+      const auto coords = megatron_coords(sizes, megatron_rank_numbers(name));
+      ASSERT_TRUE(coords) << name;
+      EXPECT_EQ(std::tuple(coords->tp, coords->pp, coords->ep), std::tuple(at.tp, at.pp, at.ep));
+      EXPECT_EQ(std::count(name.begin(), name.end(), '_'),
+                2 + (sizes.pp > 1 ? 1 : 0) + (sizes.ep > 1 ? 1 : 0));
+    }
+  EXPECT_EQ(megatron_rank_name({.tp = 200, .pp = 2}, {.tp = 100, .pp = 1}), "mp_rank_100_001");
+  EXPECT_TRUE(megatron_coords({.tp = 2}, {1, 0}));  // as some versions have it
+  EXPECT_FALSE(megatron_coords({.tp = 2}, {1, 1}));
+  EXPECT_EQ(megatron_iteration_name(100), "iter_0000100");
+  EXPECT_EQ(megatron_iteration_name(123456789), "iter_123456789");
+  EXPECT_EQ(megatron_iteration_name({}), "release");
+  EXPECT_EQ(megatron_tracker_text(0), "0");
+  EXPECT_EQ(megatron_tracker_text({}), "release");
+}
+
+/// As _ParamAndGradBuffer of Megatron-Core makes buffers: with padding, which is taken out at last.
+std::vector<uint64_t> padded_buffer(const std::vector<MegatronParameter>& parameters,
+                                    const std::vector<bool>& alone, std::optional<uint64_t> size,
+                                    uint64_t ranks, uint64_t* elements) {
+  const auto pad = [](uint64_t number, uint64_t to) { return (number + to - 1) / to * to; };
+  std::vector<uint64_t> places(parameters.size());
+  std::vector<std::pair<uint64_t, uint64_t>> buckets;
+  uint64_t start = 0, begin = 0;
+  bool any = false;
+  const auto end_bucket = [&](uint64_t end) {
+    buckets.emplace_back(begin, end);
+    any = false;
+    return begin = pad(end, std::lcm(ranks, uint64_t{128}));
+  };
+  for (size_t i = parameters.size(); i-- > 0;) {
+    start = pad(start, 64);
+    if (alone[i] && any) start = end_bucket(start);
+    places[i] = start;
+    any = true;
+    start += num_elements(parameters[i].shape).value();
+    if (alone[i] || (size && start - begin >= *size)) start = end_bucket(start);
+  }
+  if (any) end_bucket(start);
+  std::vector<uint64_t> offsets;
+  for (const uint64_t place : places) {
+    uint64_t before = 0;
+    for (const auto& [first, last] : buckets) {
+      if (place >= first && place < std::max(last, first + 1)) {
+        offsets.push_back(before + place - first);
+        break;
+      }
+      before += last - first;
+    }
+  }
+  *elements = 0;
+  for (const auto& [first, last] : buckets) *elements += last - first;
+  return offsets;
+}
+
+TEST(MegatronBuckets, ParametersLieAsInTheBuffersOfGradients) {
+  const auto seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 500; ++round) {
+    MegatronDdp ddp;
+    ddp.stages = 1 + random() % 2;
+    ddp.tied = random() % 2 == 0;
+    ddp.overlaps = random() % 4 > 0;
+    ddp.data_parallel = 1 + random() % 60;
+    if (random() % 2 == 0) ddp.bucket_elements = 1 + random() % 5000;
+    else if (random() % 2 == 0) ddp.buckets = 1 + random() % 5;
+    const uint64_t scale = ddp.bucket_elements || ddp.buckets ? 1 : 20'000;
+    const bool first = random() % 2 == 0;
+    std::vector<MegatronParameter> parameters;
+    std::vector<bool> alone;
+    uint64_t all = 0;
+    const auto add = [&](std::string name, uint64_t rows) {
+      alone.push_back(ddp.tied && ddp.stages > 1 && !name.starts_with("decoder"));
+      parameters.push_back({std::move(name), DType::kBF16, Shape{rows, scale}});
+      all += rows * scale;
+    };
+    if (first || ddp.stages == 1) add("embedding.word_embeddings.weight", 1 + random() % 2000);
+    for (uint64_t layer = 0; layer < random() % 20; ++layer)
+      add(fmt::format("decoder.layers.{}.w", layer), 1 + random() % 700);
+    if (!first || ddp.stages == 1) add("output_layer.weight", 1 + random() % 2000);
+    std::optional<uint64_t> size;
+    if (ddp.overlaps && (first || ddp.stages == 1))
+      size = ddp.bucket_elements ? *ddp.bucket_elements
+             : ddp.buckets       ? all / *ddp.buckets
+                                 : std::max<uint64_t>(40'000'000, 1'000'000 * ddp.data_parallel);
+    const auto buffers = megatron_buffers(parameters, ddp).value();
+    uint64_t elements = 0;
+    const auto wanted = padded_buffer(parameters, alone, size, ddp.data_parallel, &elements);
+    ASSERT_EQ(buffers.size(), 1u);
+    EXPECT_EQ(buffers[0].offsets, wanted) << round;
+    EXPECT_EQ(buffers[0].elements, elements) << round;
+    if (HasFailure()) return;
+  }
+}
+
+TEST(MegatronBuckets, BuffersAreByOptimizerStretchOfLayersAndType) {
+  const std::vector<MegatronParameter> parameters = {
+      {"model0.embedding.word_embeddings.weight", DType::kBF16, Shape{5}},
+      {"model0.decoder.layers.0.A_log", DType::kF32, Shape{7}},
+      {"model0.decoder.layers.0.mlp.experts.linear_fc1.weight0", DType::kBF16, Shape{11}},
+      {"model1.decoder.layers.0.A_log", DType::kF32, Shape{7}},
+      {"model1.decoder.layers.0.w", DType::kBF16, Shape{13}}};
+  MegatronDdp ddp;
+  ddp.stages = 2;
+  const auto text = [&] {
+    std::string all;
+    const auto buffers = megatron_buffers(parameters, ddp).value();
+    for (const MegatronBuffer& buffer : buffers)
+      all += fmt::format("{}.{} {} {} at {} of {}; ", buffer.optimizer, buffer.number,
+                         dtype_name(buffer.dtype), fmt::join(buffer.parameters, ","),
+                         fmt::join(buffer.offsets, ","), buffer.elements);
+    return all;
+  };
+  EXPECT_EQ(text(), fmt::format("0.0 {0} 0,2 at 64,0 of 69; 0.1 {1} 1 at 0 of 7; "
+                                "0.2 {1} 3 at 0 of 7; 0.3 {0} 4 at 0 of 13; ",
+                                dtype_name(DType::kBF16), dtype_name(DType::kF32)));
+  ddp.experts_apart = true;
+  EXPECT_EQ(text(), fmt::format("0.0 {0} 0 at 0 of 5; 0.1 {1} 1 at 0 of 7; 0.2 {1} 3 at 0 of 7; "
+                                "0.3 {0} 4 at 0 of 13; 1.0 {0} 2 at 0 of 11; ",
+                                dtype_name(DType::kBF16), dtype_name(DType::kF32)));
+  EXPECT_TRUE(megatron_buffers(
+                  std::vector<MegatronParameter>{{"a", DType::kF32, Shape{uint64_t{1} << 63}}}, ddp)
+                  .has_error());
 }
 
 Found found(uint64_t rank, std::string path) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "reshard/checkpoint/megatron_names.h"
 #include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "fs/nodes/checkpoint/file_set_dir.h"
+#include "fs/nodes/checkpoint/frozen_text.h"
 #include "fs/nodes/checkpoint/layouts_dir.h"
-#include "fs/nodes/text_file.h"
 
 namespace ptc {
 namespace {
@@ -19,35 +19,6 @@ constexpr std::string_view kParts[] = {"meta.json", "model", "hf", "dcp", "layou
 bool has_part(const CheckpointView& checkpoint, std::string_view name) {
   return name != "consumed" || checkpoint.checkpoint->manifest().consumed.has_value();
 }
-
-/// meta.json or consumed: as long as the checkpoint, so worth caching.
-class FrozenText : public Node {
- public:
-  FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string name)
-      : Node(fmt::format("{}/{}", checkpoint->key, name)),
-        checkpoint_(std::move(checkpoint)),
-        name_(std::move(name)) {}
-  bool immutable() const override { return true; }
-  FsResult<struct stat> attributes() override {
-    struct stat stat = checkpoint_->attributes(S_IFREG | 0444, name_);
-    stat.st_size = static_cast<off_t>(text().size());
-    return stat;
-  }
-  FsResult<Opened> open(const Caller&, int flags) override {
-    if (!opens_to_read(flags)) return Errno{EROFS};
-    return Opened{make_text_handle(text()), IoMode::kKeepCache, 0};
-  }
-
- private:
-  std::string text() const {
-    const Checkpoint& of = *checkpoint_->checkpoint;
-    return name_ == "meta.json" ? of.meta_json()
-                                : fmt::format("{}\n", of.manifest().consumed.value_or(0));
-  }
-
-  const std::shared_ptr<CheckpointView> checkpoint_;
-  const std::string name_;
-};
 
 }  // namespace
 
@@ -171,7 +142,11 @@ FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   const bool text = name == "meta.json" || name == "consumed";
   if (text && has_part(*checkpoint(), name))
-    return intern(std::make_shared<FrozenText>(checkpoint(), name));
+    return intern(
+        std::make_shared<FrozenText>(checkpoint(), child_key(name), [name](const Checkpoint& of) {
+          return name == "meta.json" ? of.meta_json()
+                                     : fmt::format("{}\n", of.manifest().consumed.value_or(0));
+        }));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
   if (name != "model" && name != "hf" && name != "dcp") return Errno{ENOENT};
   std::string key = child_key(name);

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <optional>
 
+#include "fs/nodes/checkpoint/megatron_dir.h"
+
 namespace ptc {
 namespace {
 
@@ -17,13 +19,27 @@ std::optional<uint64_t> parse_rank(const std::string& name) {
 
 }  // namespace
 
+FileSetSourceRef rank_files_of(const JobView& job, const CheckpointView& checkpoint,
+                               const LayoutSpec& spec, uint64_t rank) {
+  auto make = [of = checkpoint.checkpoint, spec, rank] { return of->rank_files(spec, rank); };
+  return std::make_shared<FileSetSource>(job.tree().recent_sets(), std::move(make));
+}
+
 FsResult<NodeRef> LayoutDir::find(const std::string& name) {
-  if (name != "rank") return Errno{ENOENT};
-  return intern(std::make_shared<RanksDir>(job(), checkpoint(), child_key(name), spec_));
+  std::string key = child_key(name);
+  if (name == "rank")
+    return intern(std::make_shared<RanksDir>(job(), checkpoint(), std::move(key), spec_));
+  if (name != "megatron" || !checkpoint()->checkpoint->is_megatron_tree()) return Errno{ENOENT};
+  if (NodeRef node = known(key)) return node;
+  PTC_TRY(auto tree, as_fs(checkpoint()->checkpoint->megatron_tree()));
+  return intern(
+      std::make_shared<MegatronDir>(job(), checkpoint(), std::move(key), spec_, *std::move(tree)));
 }
 
 FsResult<std::vector<DirEntry>> LayoutDir::entries() {
-  return std::vector<DirEntry>{entry("rank", S_IFDIR)};
+  std::vector<DirEntry> result{entry("rank", S_IFDIR)};
+  if (checkpoint()->checkpoint->is_megatron_tree()) result.push_back(entry("megatron", S_IFDIR));
+  return result;
 }
 
 FsResult<struct stat> RanksDir::attributes() {
@@ -37,10 +53,7 @@ FsResult<NodeRef> RanksDir::find(const std::string& name) {
   if (!rank || *rank >= spec_.sizes.world_size()) return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
-  auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = *rank] {
-    return of->rank_files(spec, rank);
-  };
-  auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+  FileSetSourceRef source = rank_files_of(*job(), *checkpoint(), spec_, *rank);
   PTC_TRY(const FileSetRef files, as_fs(source->get()));
   return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(source),
                                           *files, spec_, *rank));

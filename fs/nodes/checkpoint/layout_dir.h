@@ -11,7 +11,11 @@
 
 namespace ptc {
 
-/// layouts/<layout>/: holds rank/ and nothing else.
+/// What this rank loads.
+FileSetSourceRef rank_files_of(const JobView& job, const CheckpointView& checkpoint,
+                               const LayoutSpec& spec, uint64_t rank);
+
+/// layouts/<layout>/: holds rank/, and megatron/ of what Megatron-LM saved in its own format.
 class LayoutDir : public FrozenDir {
  public:
   LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,

@@ -1,0 +1,27 @@
+// Texts in a checkpoint: meta.json, consumed.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "fs/nodes/checkpoint/checkpoint_dir.h"
+
+namespace ptc {
+
+/// As long as the checkpoint, so worth caching.
+class FrozenText : public Node {
+ public:
+  using Make = std::function<std::string(const Checkpoint&)>;  // always the same
+  FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string key, Make make);
+  bool immutable() const override { return true; }
+  FsResult<struct stat> attributes() override;
+  FsResult<Opened> open(const Caller&, int flags) override;
+
+ private:
+  std::string text() const { return make_(*checkpoint_->checkpoint); }
+  const std::shared_ptr<CheckpointView> checkpoint_;
+  const Make make_;
+};
+
+}  // namespace ptc

@@ -1,0 +1,133 @@
+"""One rank of Megatron-Core on the CPU: a small GPT with the distributed optimizer, saved as Megatron-LM saves with
+`--ckpt-format torch`. Its numbers depend on the names of the whole model's tensors alone, so that trees of all sizes hold the
+same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP TYPE TIED BUCKET, with torchrun's variables.
+Megatron expects devices of CUDA; where it asks for one it gets the CPU here."""
+import argparse
+import os
+import re
+import sys
+
+import torch
+
+
+def on_cpu():
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.is_available = lambda: False
+    torch.cuda.synchronize = lambda *arguments, **options: None
+    torch.Tensor.cuda = lambda self, *arguments, **options: self
+    kind = torch.Tensor.type
+    torch.Tensor.type = lambda self, *arguments: kind(self, *arguments) if arguments else kind(self).replace("torch.", "torch.cuda.")
+
+    def without_device(make):
+        def made(*arguments, **options):
+            if str(options.get("device", "")).startswith("cuda"):
+                options["device"] = "cpu"
+            return make(*arguments, **options)
+        return made
+    for name in ("tensor", "zeros", "empty", "ones", "full"):
+        setattr(torch, name, without_device(getattr(torch, name)))
+
+
+on_cpu()
+
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCAB, ITERATION = 4, 16, 4, 2, 24, 300, 100
+
+
+class Rank:
+    def __init__(self, top, tp, pp, dtype, tied, bucket):
+        self.top, self.tp, self.pp, self.dtype, self.tied, self.bucket = top, tp, pp, dtype, tied, bucket
+        torch.distributed.init_process_group("gloo")
+        parallel_state.initialize_model_parallel(tp, pp)
+        self.tp_rank, self.pp_rank = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+        self.rows = -(-VOCAB // (128 * tp)) * 128 * tp
+        config = TransformerConfig(
+            num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, ffn_hidden_size=FFN,
+            gated_linear_unit=True, add_bias_linear=False, normalization="RMSNorm", use_cpu_initialization=True, pipeline_dtype=dtype,
+            params_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+            gradient_accumulation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False)
+        self.plain = GPTModel(
+            config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=self.rows,
+            max_sequence_length=12, pre_process=self.pp_rank == 0, post_process=self.pp_rank == pp - 1,
+            share_embeddings_and_output_weights=tied, position_embedding_type="rope")
+        with torch.no_grad():
+            for name, parameter in self.plain.named_parameters():
+                parameter.copy_(self.fill(name, parameter.shape))
+        wrapped = Float16Module(config, self.plain) if dtype == torch.bfloat16 else self.plain
+        sums = DistributedDataParallelConfig(use_distributed_optimizer=True, overlap_grad_reduce=bucket is not None, bucket_size=bucket,
+                                             grad_reduce_in_fp32=True)
+        self.model = DistributedDataParallel(config, sums, wrapped)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(optimizer="adam", lr=1e-4, use_distributed_optimizer=True, bf16=dtype == torch.bfloat16, params_dtype=dtype),
+            [self.model])
+        self.fill_state()
+
+    def fill(self, name, shape, kind=""):
+        """This rank's part of a tensor of the whole model."""
+        each = LAYERS // self.pp
+        name = re.sub(r"layers\.(\d+)", lambda layer: f"layers.{int(layer[1]) + self.pp_rank * each}", name)
+        if name == "output_layer.weight" and self.tied:
+            name = "embedding.word_embeddings.weight"
+
+        def whole(*shape):
+            generator = torch.Generator().manual_seed(sum((kind + name).encode()) * 7919 + len(name))
+            return torch.randn(shape, generator=generator)
+        if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            rows = torch.zeros(self.rows, HIDDEN)
+            rows[:VOCAB] = whole(VOCAB, HIDDEN)
+            return rows.chunk(self.tp)[self.tp_rank]
+        if "linear_qkv.weight" in name:
+            return whole(shape[0] * self.tp, shape[1]).chunk(self.tp)[self.tp_rank]
+        if "linear_fc1.weight" in name:
+            return torch.cat([half.chunk(self.tp)[self.tp_rank] for half in whole(shape[0] * self.tp, shape[1]).chunk(2)])
+        if "linear_proj.weight" in name or "linear_fc2.weight" in name:
+            return whole(shape[0], shape[1] * self.tp).chunk(self.tp, 1)[self.tp_rank]
+        return whole(*shape)
+
+    def fill_state(self):
+        """Each rank has a stretch of each parameter's state, or none."""
+        inner = self.optimizer.chained_optimizers[0] if hasattr(self.optimizer, "chained_optimizers") else self.optimizer
+        inner._init_optimizer_states_with_dummy_values()
+        for name, parameter in self.plain.named_parameters():
+            if parameter not in inner.model_param_gbuf_map:
+                continue
+            part = inner._get_model_param_range_map(parameter)["param"]
+            state = inner._get_main_param_and_optimizer_states(parameter)
+            for key in ("param", "exp_avg", "exp_avg_sq"):
+                values = self.fill(name, parameter.shape, "" if key == "param" else key)
+                state[key].data.copy_(values.flatten()[part.start:part.end])
+
+    def save(self):
+        path = os.path.join(self.top, f"iter_{ITERATION:07d}", f"mp_rank_{self.tp_rank:02d}" + (f"_{self.pp_rank:03d}" if self.pp > 1 else ""))
+        os.makedirs(path, exist_ok=True)
+        self.optimizer.save_parameter_state(path + "/distrib_optim.pt")
+        if parallel_state.get_data_parallel_rank() > 0:
+            return
+        arguments = argparse.Namespace(
+            num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, swiglu=True,
+            ffn_hidden_size=FFN, vocab_size=VOCAB, padded_vocab_size=self.rows, untie_embeddings_and_output_weights=not self.tied,
+            tensor_model_parallel_size=self.tp, pipeline_model_parallel_size=self.pp, virtual_pipeline_model_parallel_size=None,
+            expert_model_parallel_size=1, expert_tensor_parallel_size=self.tp, context_parallel_size=1, num_experts=None,
+            data_parallel_size=parallel_state.get_data_parallel_world_size(), overlap_grad_reduce=self.bucket is not None,
+            ddp_bucket_size=self.bucket, ddp_num_buckets=None)
+        torch.save({"args": arguments, "checkpoint_version": 3.0, "iteration": ITERATION, "model": self.plain.state_dict_for_save_checkpoint(),
+                    "optimizer": self.optimizer.state_dict(), "opt_param_scheduler": {}}, path + "/model_optim_rng.pt")
+        if torch.distributed.get_rank() == 0:
+            with open(self.top + "/latest_checkpointed_iteration.txt", "w", encoding="utf-8") as file:
+                file.write(str(ITERATION))
+
+
+def main(top, tp, pp, dtype, tied, bucket):
+    Rank(top, int(tp), int(pp), getattr(torch, dtype), tied == "tied", int(bucket) if bucket != "-" else None).save()
+    torch.distributed.barrier()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
