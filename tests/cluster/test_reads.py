@@ -6,8 +6,10 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -270,6 +272,25 @@ class Stopped(TestCase):
         self.assertEqual([number for number, fd in enumerate(of_ann) if fd is None], [8])
         self.assertIsNotNone(begin(BOB))
         self.assertIsNotNone(begin(ROOT))
+
+    def test_an_export_is_interrupted_all_the_same(self):
+        self.commit(0, LargeLlama(37), devices=["w0:0"])
+        self.nodes.wait_settled(self.name)
+        self.nodes.pause(0)
+        node, target = self.nodes.nodes[2], tempfile.mkdtemp(prefix="ptc-export-test-")
+        self.addCleanup(shutil.rmtree, target)
+        export = subprocess.Popen([os.path.join(node.bin, "ptc"), "-C", node.path, "export", self.name, target + "/out", "--layout", "current"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        self.addCleanup(export.kill)
+        time.sleep(1)
+        self.assertIsNone(export.poll())
+        export.send_signal(signal.SIGINT)
+        said = export.communicate(timeout=self.PROMPT)[1].decode()
+        self.assertNotEqual(export.returncode, 0)
+        self.assertIn("interrupted", said)
+        self.assertEqual(os.listdir(target), [])
+        self.nodes.resume(0)
+        self.nodes.wait_members()
 
     def test_it_stops_its_readers_and_nothing_else(self):
         self.commit(0, LargeLlama(34), devices=["w0:0"])

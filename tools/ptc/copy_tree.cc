@@ -8,11 +8,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "store/base/fan_out.h"
@@ -79,6 +83,43 @@ class Lister {
   std::set<std::pair<dev_t, ino_t>> open_;
 };
 
+/// Calls `give_up` where what is to stop has not ended a moment later: a read of a file on a node
+/// that does not answer ends with the process alone. Nor does it let a signal's handler run; so
+/// while this lives, signals go to a thread of its own.
+class Impatience {
+ public:
+  explicit Impatience(const CopyStop& stop) {
+    if (stop.wanted == nullptr || !stop.give_up) return;
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&signals, signal);
+    ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    blocks_ = true;
+    watcher_ = std::jthread([this, stop, signals](const std::stop_token& ended) {
+      ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+      constexpr auto kLook = std::chrono::milliseconds(100);
+      constexpr int kLooks = 10;
+      MutexLock lock(mutex_);
+      for (int looks = 0; looks < kLooks; looks += *stop.wanted ? 1 : 0)
+        if (ended_.wait_for(mutex_, ended, kLook, [] { return false; }); ended.stop_requested())
+          return;
+      stop.give_up();
+    });
+  }
+
+  Impatience(const Impatience&) = delete;
+  ~Impatience() {
+    if (blocks_) ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  sigset_t before_{};
+  bool blocks_ = false;
+  Mutex mutex_;
+  StoppableConditionVariable ended_;
+  std::jthread watcher_;  // last: it uses the rest
+};
+
 struct How {
   Progress& progress;
   bool durable;
@@ -141,8 +182,9 @@ Result<CopyList> list_files(const std::string& directory, const std::string& pre
 }
 
 Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress,
-                    bool durable, const std::atomic<bool>* stop) {
+                    bool durable, const CopyStop& stop) {
   PTC_TRY(make_directories(list, target_dir));
+  const Impatience watches(stop);
   struct Shared {
     Mutex mutex;
     std::optional<std::pair<size_t, Error>> first PTC_GUARDED_BY(mutex);  // of what failed
@@ -151,8 +193,8 @@ Result<> copy_files(const CopyList& list, const std::string& target_dir, Progres
   const auto copy = [&](size_t i) {
     if (failed) return;
     thread_local const auto buffer = std::make_unique<std::byte[]>(kCopyBytes);
-    Result<> copied =
-        copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes}, {progress, durable, stop});
+    Result<> copied = copy_file(list.items[i], target_dir, {buffer.get(), kCopyBytes},
+                                {progress, durable, stop.wanted});
     if (copied.has_value()) return;
     failed = true;
     MutexLock lock(shared.mutex);

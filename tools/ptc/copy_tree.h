@@ -30,10 +30,19 @@ struct CopyList {
 Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
                             const std::function<bool(const std::string&)>& skip);
 
+/// When to stop before the end.
+struct CopyStop {
+  const std::atomic<bool>* wanted = nullptr;  // true: now
+  /// Called by another thread where copying has not stopped a second later, as of a file on a node
+  /// that does not answer: ends the process.
+  std::function<void()> give_up = {};
+};
+
 /// Copies to `target_dir`, which it creates as needed, several files at a time. Existing files are
 /// replaced. After an error no other file is begun; of several errors, that of the first by order.
-/// `durable`: each file is on its disk when this returns. kCancelled: `stop` became true.
+/// `durable`: each file is on its disk when this returns. kCancelled: it was
+/// to stop.
 Result<> copy_files(const CopyList& list, const std::string& target_dir, Progress& progress,
-                    bool durable = false, const std::atomic<bool>* stop = nullptr);
+                    bool durable = false, const CopyStop& stop = {});
 
 }  // namespace ptc::cli

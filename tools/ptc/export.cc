@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <optional>
@@ -119,15 +120,26 @@ Result<> check_nothing_missing(const Target& target, const ExportOptions& option
   return ok();
 }
 
-/// All or nothing; `mixed`: it failed when files of a directory that was there were being replaced.
+/// All or nothing; `left`: what the destination is where it failed.
 Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress,
-                   bool& mixed) {
+                   const char*& left) {
+  left = "is as it was before";
   const Interruptions noted;
   PTC_TRY(auto staged, StagedDirectory::make(options.destination));
-  PTC_TRY(copy_files(list, staged.path(), progress, true, &interrupted));
+  const auto give_up = [&] {
+    staged.discard();
+    fmt::print(stderr, "ptc: interrupted. {} {}\n", options.destination, left);
+    ::_exit(kFailed);
+  };
+  PTC_TRY(copy_files(list, staged.path(), progress, true, {&interrupted, give_up}));
   PTC_TRY(write_layout(options, staged.path()));
   Result<> published = staged.publish();
-  mixed = published.has_error() && staged.is_inside();
+  if (staged.is_published())
+    left = "has all of the files, and whether its disk has them is not known";
+  else if (staged.is_inside())
+    left =
+        "has some of the new files beside those that were there: export it again, or into an "
+        "empty directory";
   return published;
 }
 
@@ -149,16 +161,12 @@ Result<int> run_export(const Context& context, ExportOptions options) {
   PTC_TRY(auto list, files_of(target, options));
   PTC_TRY(check_destination(options.destination, list.bytes, options.force));
   Progress progress("exporting " + target.name(), list.bytes);
-  bool mixed = false;
-  auto written = write_all(list, options, progress, mixed);
+  const char* left = nullptr;
+  auto written = write_all(list, options, progress, left);
   progress.finish();
   if (!written)
     return make_error(written.error().code(), "{}. {} {}{}", written.error().message(),
-                      options.destination,
-                      mixed ? "has some of the new files beside those that were there: export it "
-                              "again, or into an empty directory"
-                            : "is as it was before",
-                      what_to_do(target, written.error()));
+                      options.destination, left, what_to_do(target, written.error()));
   double seconds = progress.seconds();
   fmt::print("{}: {} in {} file{} written to {} in {}\n", target.name(), format_size(list.bytes),
              list.items.size(), list.items.size() == 1 ? "" : "s", options.destination,

@@ -90,7 +90,9 @@ StagedDirectory::StagedDirectory(StagedDirectory&& other) noexcept
       path_(std::exchange(other.path_, std::string())),
       inside_(other.inside_) {}
 
-StagedDirectory::~StagedDirectory() {
+StagedDirectory::~StagedDirectory() { discard(); }
+
+void StagedDirectory::discard() {
   if (path_.empty()) return;
   std::error_code error;
   fs::remove_all(path_, error);

@@ -19,9 +19,14 @@ class StagedDirectory {
   StagedDirectory& operator=(StagedDirectory&&) = delete;
   ~StagedDirectory();
 
+  /// Removes what was made, unless it is published.
+  void discard();
+
   const std::string& path() const { return path_; }
   /// Whether its files go into a directory that is there, one by one.
   bool is_inside() const { return inside_; }
+  /// Whether all of it is there: what publish() failed at then is that the disk has it.
+  bool is_published() const { return path_.empty(); }
 
   /// All files are durable already; names are, when this returns. The directory appears by one
   /// rename; in one that was there, each file by one, replacing what has its name.
