@@ -141,6 +141,7 @@ Result<Placement> make_placement(const LayoutSpec& spec, const Checkpoint& check
     const ImageLayout& layout = (*targets)[file].layout;
     for (uint32_t state : (*targets)[file].states) files_of_state[state].push_back(file);
     held_of_targets->of_target.push_back(stored.index().held_of(layout));
+    held_of_targets->of_target.back().by_node.shrink_to_fit();  // they stay for a while
     held.emplace_back(layout, held_of_targets->of_target.back());
   }
   std::vector<size_t> place_of(stored.nodes.size(), alive.size());  // in `alive`; or its size
