@@ -506,6 +506,20 @@ class TreesOut(Trees):
         self.assertEqual(mount.read_bytes(tree + "/model_optim_rng.pt"),
                          mount.read_bytes(job.rank_file("base", "tp1-pp1-dp1", 0, "saved/model_optim_rng.pt")))
 
+    def test_what_is_cut_over_data_parallel_ranks_is_whole_there(self):
+        job, model = self.new_job(), Model(dtype=torch.bfloat16)
+        save_tree(job.incoming("base"), model, 2, 1, distributed={})
+        job.commit("base")
+        whole = mount.digests(job.checkpoint("base", "layouts", "tp1-pp2-dp2", "megatron"))
+        self.assertEqual(len(whole), 5)
+        for optimizer in ("zero1", "fsdp"):
+            with self.subTest(optimizer):
+                job.set_layout(pp=2, dp=2, optimizer=optimizer)
+                self.assertEqual(mount.digests(job.file("current", "megatron")), whole)
+                again = self.mount.job(f"whole-{optimizer}")
+                shutil.copytree(job.file("current", "megatron"), again.incoming("base"), dirs_exist_ok=True)
+                again.commit("base")
+
     def test_what_is_not_megatron_s_has_none(self):
         job = self.new_job()
         os.makedirs(job.incoming("base") + "/rank/0")

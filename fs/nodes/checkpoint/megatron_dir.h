@@ -3,7 +3,7 @@
 //   latest_checkpointed_iteration.txt
 //   iter_0000100/mp_rank_01_002/model_optim_rng.pt
 // A directory has the files of the first of its tensor-parallel rank, stage and expert rank's
-// data-parallel ranks.
+// data-parallel ranks, as if nothing was cut over these: Megatron loads all there.
 #pragma once
 
 #include <memory>
@@ -21,12 +21,14 @@ class MegatronDir : public FrozenDir {
               LayoutSpec spec, Checkpoint::MegatronTree tree)
       : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
         spec_(std::move(spec)),
-        tree_(std::move(tree)) {}
+        tree_(std::move(tree)) {
+    spec_.optimizer = OptimizerCut::kReplicated;
+  }
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
-  const LayoutSpec spec_;
+  LayoutSpec spec_;
   const Checkpoint::MegatronTree tree_;
 };
 
