@@ -365,11 +365,17 @@ class Taken(Trees):
         save_tree(self.temporary("older"), model, 1, 2)
         os.rename(self.temporary("older/iter_0000100"), self.temporary("run/iter_0000050"))
         name = "imported"
-        self.mount.ptc("import", name, self.temporary("run"))
+        done = self.mount.ptc("import", name, self.temporary("run"))
+        self.assertIn("iter_0000100 is what latest_checkpointed_iteration.txt names; left out: iter_0000050", done.stderr)
         self.expect_layouts(mount.Job(self.mount, name), model)
         os.remove(self.temporary("run/latest_checkpointed_iteration.txt"))
         done = self.mount.ptc("import", name, self.temporary("run"), "--name", "other", check=False)
         self.assertIn("2 iterations", done.stderr)
+        os.makedirs(self.temporary("above"))
+        os.rename(self.temporary("run/iter_0000050"), self.temporary("above/before"))
+        done = self.mount.ptc("import", name, self.temporary("above"), "--name", "third", check=False)
+        self.assertIn(f"{self.temporary('above/before')} is a tree of Megatron-LM's: import that", done.stderr)
+        self.mount.ptc(*done.stderr.strip().splitlines()[-1].split()[1:])
 
     def test_stages_of_other_sizes(self):
         job, model = self.new_job(), Model()

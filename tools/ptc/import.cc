@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "reshard/checkpoint/megatron_names.h"
@@ -110,10 +111,17 @@ bool is_rubbish(const std::string& path) {
 
 Result<CopyList> files_of_megatron_tree(const std::string& directory) {
   PTC_TRY(const std::string iteration, iteration_of(directory));
-  return list_files(directory, "", [&](const std::string& path) {
+  std::set<std::string> others;
+  auto list = list_files(directory, "", [&](const std::string& path) {
     const std::string top = path.substr(0, path.find('/'));
-    return is_rubbish(path) || (is_megatron_iteration(top) && top != iteration);
+    const bool other = is_megatron_iteration(top) && top != iteration;
+    if (other) others.insert(top);
+    return is_rubbish(path) || other;
   });
+  if (list && !others.empty())
+    fmt::print(stderr, "ptc: {} is what latest_checkpointed_iteration.txt names; left out: {}\n",
+               iteration, fmt::join(others, ", "));
+  return list;
 }
 
 /// Directories of DeepSpeed's: global_step100, global_step200, ….
@@ -244,10 +252,24 @@ Error taken_meanwhile(const Target& target, const IncomingDir& staging) {
                     target.name(), exists(target.job_dir()) ? staging.path() : "job " + target.job);
 }
 
-/// For whoever brings a whole model into a job of several ranks; empty: that was not why.
+/// A directory in this one that holds a tree of Megatron-LM's, and is called as none of Megatron's
+/// is: a renamed iteration; empty: there is none.
+std::string tree_inside(const std::string& directory) {
+  const auto names = list_directory(directory);
+  if (!names || is_megatron_tree(directory)) return "";
+  for (const std::string& name : names.value())
+    if (is_megatron_tree(directory + "/" + name)) return directory + "/" + name;
+  return "";
+}
+
+/// For whoever brings a whole model into a job of several ranks, or a tree of Megatron-LM's by a
+/// directory above it; empty: that was not why.
 std::string layout_hint(const Target& target, const ImportOptions& options) {
   const std::string directory = inside_hub_cache(options.directory);
   if (options.rank || !options.layout.empty() || has_ranks(directory)) return "";
+  if (const std::string tree = tree_inside(directory); !tree.empty())
+    return fmt::format("\n{} is a tree of Megatron-LM's: import that\n  ptc import --force {} {}",
+                       tree, shell_word(target.name()), shell_word(tree));
   auto status = read_status(target);
   if (!status || status.value().wanted == kWholeModel) return "";
   return fmt::format(
