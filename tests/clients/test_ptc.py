@@ -395,6 +395,15 @@ class Ptc(mount.TestCase):
         report = json.loads(self.mount.ptc("verify", f"{job.name}/base", "--json").stdout)
         self.assertEqual((report["good"], report["tensors"]), (True, len(models.Llama().tensors)))
 
+    def test_verify_while_somebody_removes_it(self):
+        job = self.import_model()
+        os.unlink(job.checkpoint("base", "model", "model", "norm", "weight.npy"))
+        done = self.mount.ptc("verify", job.name, check=False)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertIn("model.norm.weight: not checked: ", done.stdout)
+        self.assertIn("is being removed", done.stdout)
+        self.assertNotIn("BAD", done.stdout)
+
     def test_verify_finds_a_changed_byte(self):
         with mount.Mount() as other:
             models.Llama().write_hf(self.temporary("model"))

@@ -38,8 +38,12 @@ struct Subject {
 };
 
 /// Whether a read failed because a file is not what it was, and not only because nobody could look.
-bool is_damage(const Error& error) {
-  return error.code() == Code::kCorrupt || error.code() == Code::kNotFound;
+bool is_damage(const Error& error) { return error.code() == Code::kCorrupt; }
+
+/// A name is not there when somebody removes it, or all of the checkpoint; damage does not show so.
+std::string why_unread(const Error& error) {
+  const bool gone = error.code() == Code::kNotFound;
+  return error.message() + (gone ? ": it was removed, or is being removed" : "");
 }
 
 Result<uint64_t> npy_data_offset(int fd) {
@@ -113,7 +117,8 @@ class Verifier {
       if (sum) {
         subject.sum += sum.value();
       } else {
-        (is_damage(sum.error()) ? subject.problem : subject.unread) = sum.error().message();
+        if (is_damage(sum.error())) subject.problem = sum.error().message();
+        else subject.unread = why_unread(sum.error());
       }
     }
   }
