@@ -376,6 +376,11 @@ class Taken(Trees):
         done = self.mount.ptc("import", name, self.temporary("above"), "--name", "third", check=False)
         self.assertIn(f"{self.temporary('above/before')} is a tree of Megatron-LM's: import that", done.stderr)
         self.mount.ptc(*done.stderr.strip().splitlines()[-1].split()[1:])
+        mount.Job(self.mount, name).set_layout(pp=2)
+        os.rename(self.temporary("run/iter_0000100/mp_rank_00_001"), self.temporary("elsewhere"))
+        done = self.mount.ptc("import", name, self.temporary("run"), "--name", "fourth", check=False)
+        self.assertIn("there is no mp_rank_00_001/model_optim_rng.pt", done.stderr)
+        self.assertNotIn("whole model", done.stderr)  # whose layout would be another
 
     def test_stages_of_other_sizes(self):
         job, model = self.new_job(), Model()

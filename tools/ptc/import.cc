@@ -256,7 +256,7 @@ Error taken_meanwhile(const Target& target, const IncomingDir& staging) {
 /// is: a renamed iteration; empty: there is none.
 std::string tree_inside(const std::string& directory) {
   const auto names = list_directory(directory);
-  if (!names || is_megatron_tree(directory)) return "";
+  if (!names) return "";
   for (const std::string& name : names.value())
     if (is_megatron_tree(directory + "/" + name)) return directory + "/" + name;
   return "";
@@ -266,7 +266,9 @@ std::string tree_inside(const std::string& directory) {
 /// directory above it; empty: that was not why.
 std::string layout_hint(const Target& target, const ImportOptions& options) {
   const std::string directory = inside_hub_cache(options.directory);
-  if (options.rank || !options.layout.empty() || has_ranks(directory)) return "";
+  if (options.rank || !options.layout.empty() || has_ranks(directory) ||
+      is_megatron_tree(directory))
+    return "";
   if (const std::string tree = tree_inside(directory); !tree.empty())
     return fmt::format("\n{} is a tree of Megatron-LM's: import that\n  ptc import --force {} {}",
                        tree, shell_word(target.name()), shell_word(tree));
