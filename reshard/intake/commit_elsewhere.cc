@@ -253,6 +253,20 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
   json::array files;
   try {
     PTC_TRY(auto object, parse_line(request));
+    bool any_buckets = false;
+    for (const json::value& value : object.at("files").as_array()) {
+      if (!value.as_object().contains("tensors")) continue;
+      Found& file = found.at(value.at("number").to_number<uint32_t>());
+      if (is_megatron_buckets(file.path)) {
+        any_buckets = true;  // by their models
+        continue;
+      }
+      Result<> read = read_header(dir_fd, file);
+      if (read.has_error()) return std::move(read).error().with_context(file.source());
+    }
+    if (any_buckets) {
+      PTC_TRY(read_distributed_optimizer(dir_fd, found));
+    }
     for (const json::value& value : object.at("files").as_array()) {
       const json::object& text = value.as_object();
       Found& file = found.at(text.at("number").to_number<uint32_t>());
@@ -264,8 +278,6 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
         files.push_back(std::move(answer));
         continue;
       }
-      Result<> read = read_header(dir_fd, file);
-      if (read.has_error()) return std::move(read).error().with_context(file.source());
       if (tensors->as_array().size() != file.tensors.size())
         return make_error(Code::kBusy, "{} was written while it was being committed",
                           file.source());
