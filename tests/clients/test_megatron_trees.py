@@ -656,6 +656,20 @@ class DistributedOptimizer(Trees):
         again.commit("base")
         self.expect_state(again, model, self.DENSE, bucket=500)
 
+    def test_what_a_layout_cuts_over_data_parallel_ranks_is_whole_in_a_tree(self):
+        job, model = self.mount.job("distributed-zero"), Model(layers=4)
+        save_tree(job.incoming("base"), model, 2, 1, distributed={})
+        job.commit("base")
+        for optimizer in ("zero1", "fsdp"):
+            job.set_layout(tp=1, pp=2, dp=2, optimizer=optimizer)
+            for pp_rank in range(2):
+                path = job.file("current", "megatron", "iter_0000100", directory(0, pp_rank, 2))
+                found = torch.load(path + "/distrib_optim.pt", mmap=True, weights_only=True)
+                self.expect_same(found, model.distributed((0, 1, pp_rank, 2), dp=2))
+                with torch.serialization.safe_globals([argparse.Namespace]):
+                    found = torch.load(path + "/model_optim_rng.pt", mmap=True, weights_only=True)
+                self.expect_same(found["model"], model.state((0, 1, pp_rank, 2))["model"])
+
     def test_what_does_not_come_out_is_refused(self):
         def spoil(change, name="distrib_optim.pt"):
             def spoils(top):
