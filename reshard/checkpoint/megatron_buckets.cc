@@ -27,6 +27,8 @@ constexpr std::string_view kBucketsMagic = "ptcbuckt";
 constexpr uint64_t kAlignment = 64;  // elements
 constexpr uint64_t kElementBytes = 4;
 constexpr uint64_t kMostElements = uint64_t{1} << 62;
+constexpr size_t kMostKeys = 16;  // Adam's are three
+constexpr uint32_t kNoArray = UINT32_MAX;
 constexpr std::string_view kCoalesced = "buckets_coalesced", kElements = "numel_unpadded";
 constexpr std::string_view kAdvice =
     "save with --ckpt-format torch_dist, which is cut with all of its state; or move the file "
@@ -179,9 +181,28 @@ struct FoundBuffer {
 struct FoundBuffers {
   std::map<std::pair<uint32_t, uint32_t>, FoundBuffer> buffers;  // by optimizer and number
   bool is_list = false;
+  bool first_is_none = false;  // of a list
 
   static Result<FoundBuffers> find(const TorchFile& file);
+
+ private:
+  Result<> check_apart(const TorchFile& file) const;
 };
+
+/// What is laid out again has arrays of their own.
+Result<> FoundBuffers::check_apart(const TorchFile& file) const {
+  std::vector<const TorchTensor*> all;
+  for (const auto& [where, buffer] : buffers)
+    for (const auto& [key, array] : buffer.arrays)
+      if (file.tensors()[array].bytes > 0) all.push_back(&file.tensors()[array]);
+  std::sort(all.begin(), all.end(),
+            [](const TorchTensor* a, const TorchTensor* b) { return a->offset < b->offset; });
+  for (size_t i = 1; i < all.size(); ++i)
+    if (all[i]->offset < all[i - 1]->offset + all[i - 1]->bytes)
+      return invalid_argument("{} and {} share some of their bytes: save .clone() of one",
+                              quoted(all[i - 1]->name), quoted(all[i]->name));
+  return ok();
+}
 
 Result<FoundBuffers> FoundBuffers::find(const TorchFile& file) {
   FoundBuffers found;
@@ -211,13 +232,20 @@ Result<FoundBuffers> FoundBuffers::find(const TorchFile& file) {
     if (buffer.types.empty()) buffer.types = path[1].key;
     return buffer.types == path[1].key ? &buffer : nullptr;
   };
+  /// Whether one more array of a buffer may be called that: names of tensors begin with it.
+  const auto is_key = [](const FoundBuffer& buffer, const std::string& key) {
+    return !key.empty() && key.find('.') == std::string::npos && key != kElements &&
+           buffer.arrays.size() < kMostKeys &&
+           std::none_of(buffer.arrays.begin(), buffer.arrays.end(),
+                        [&](const auto& other) { return other.first == key; });
+  };
   for (uint32_t i = 0; i < file.tensors().size(); ++i) {
     const TorchTensor& tensor = file.tensors()[i];
     std::vector<TorchStep> path = file.path(tensor.place);
     const auto optimizer = take_optimizer(path);
     FoundBuffer* const buffer = optimizer ? buffer_of(*optimizer, path) : nullptr;
-    if (buffer == nullptr || tensor.dtype != DType::kF32 || tensor.shape.size() != 1 ||
-        !tensor.contiguous || tensor.sharding != TorchTensor::kNone)
+    if (buffer == nullptr || !is_key(*buffer, path[2].key) || tensor.dtype != DType::kF32 ||
+        tensor.shape.size() != 1 || !tensor.contiguous || tensor.sharding != TorchTensor::kNone)
       return strange(tensor.name);
     buffer->arrays.emplace_back(path[2].key, i);
   }
@@ -225,7 +253,10 @@ Result<FoundBuffers> FoundBuffers::find(const TorchFile& file) {
     std::vector<TorchStep> path = file.path(literal.place);
     const Pickle& pickle = file.pickle();
     const auto optimizer = take_optimizer(path);
-    if (optimizer && path.empty() && pickle.is(literal.node, PickleKind::kNone)) continue;
+    if (optimizer && path.empty() && pickle.is(literal.node, PickleKind::kNone)) {
+      found.first_is_none = found.first_is_none || (found.is_list && *optimizer == 0);
+      continue;
+    }
     if (optimizer && path.size() == 1 && path[0].key == kCoalesced) {
       coalesced[*optimizer] = pickle.is(literal.node, PickleKind::kTrue);
       continue;
@@ -240,14 +271,15 @@ Result<FoundBuffers> FoundBuffers::find(const TorchFile& file) {
       return invalid_argument(
           "it has its buckets one by one, as Megatron-LM kept them until February 2024: {}",
           kAdvice);
+  PTC_TRY(found.check_apart(file));
   return found;
 }
 
 /// Where each parameter's state is in a file: by parameter and key, the number of its array and
 /// the offset there in elements.
 struct BufferedPlace {
-  uint32_t array;
-  uint64_t offset;
+  uint32_t array = kNoArray;  // it is in the file of the first expert rank alone
+  uint64_t offset = 0;
 };
 struct PlacedState {
   Description description;
@@ -270,7 +302,12 @@ Result<PlacedState> place_state(const TorchFile& file, std::vector<MegatronParam
     return found.is_list ? fmt::format("buffer {} of optimizer {}", buffer.number, buffer.optimizer)
                          : fmt::format("buffer {}", buffer.number);
   };
+  size_t absent = 0;
   for (const MegatronBuffer& buffer : buffers) {
+    if (found.first_is_none && ddp.experts_apart && buffer.optimizer == 0) {
+      ++absent;
+      continue;
+    }
     const auto known = found.buffers.find({buffer.optimizer, buffer.number});
     if (known == found.buffers.end())
       return invalid_argument(
@@ -300,13 +337,31 @@ Result<PlacedState> place_state(const TorchFile& file, std::vector<MegatronParam
         state.places[buffer.parameters[i] * keys + k] = {array->second, buffer.offsets[i]};
     }
   }
-  if (buffers.size() != found.buffers.size())
+  if (buffers.size() - absent != found.buffers.size())
     return invalid_argument("it has {} buffers, and by the model beside it and its args {}: {}",
-                            found.buffers.size(), buffers.size(), kAdvice);
+                            found.buffers.size(), buffers.size() - absent, kAdvice);
   state.description.parameters = std::move(parameters);
   state.description.ddp = ddp;
   return state;
 }
+
+/// All that an outline says.
+struct ReadOutline {
+  Literals literals;
+  std::optional<TorchFile> file;
+  PlacedState state;
+
+  static Result<ReadOutline> of(const FileOutline& outline) {
+    ReadOutline read;
+    std::string_view text = outline.text;
+    PTC_TRY(auto said, Description::take(text));
+    PTC_TRY(read.literals, torch_literals({text, outline.file_bytes}));
+    PTC_TRY(auto file, TorchFile::read(read_torch_literals(read.literals), outline.file_bytes));
+    read.file.emplace(std::move(file));
+    PTC_TRY(read.state, place_state(*read.file, std::move(said.parameters), said.ddp));
+    return read;
+  }
+};
 
 /// What is to be in a new file beside arrays, each a pickle of its own.
 class Values {
@@ -410,6 +465,16 @@ Result<NewState> new_state(std::span<const NewArray> arrays, const Description& 
   return state;
 }
 
+/// Those of a buffer that no file has: gradients are of one type, or each of its parameter's.
+void add_types(std::map<DType, std::string>& types, DType dtype) {
+  constexpr std::string_view kSummed = "torch.float32";
+  std::string_view gradients = kSummed;
+  const std::string own = fmt::format("torch.{}", torch_dtype_name(dtype));
+  for (const auto& [other, text] : types)
+    if (!text.ends_with(kSummed)) gradients = own;
+  types.try_emplace(dtype, fmt::format("{},{}", own, gradients));
+}
+
 class BucketsFormat final : public FileFormat {
  public:
   Result<std::string> outline(const ReadAt&, uint64_t, std::optional<DType>) const override {
@@ -421,21 +486,19 @@ class BucketsFormat final : public FileFormat {
   Result<FileTensors> tensors(const FileOutline& outline, std::string_view,
                               std::optional<DType>) const override {
     FileTensors found;
-    std::string_view text = outline.text;
-    PTC_TRY(auto said, Description::take(text));
-    PTC_TRY(found.literals, torch_literals({text, outline.file_bytes}));
-    PTC_TRY(const auto file,
-            TorchFile::read(read_torch_literals(found.literals), outline.file_bytes));
-    PTC_TRY(const auto state, place_state(file, std::move(said.parameters), said.ddp));
+    PTC_TRY(auto read, ReadOutline::of(outline));
+    found.literals = std::move(read.literals);
+    const PlacedState& state = read.state;
     const size_t keys = state.description.keys.size();
     for (size_t i = 0; i < state.places.size(); ++i) {
       const MegatronParameter& parameter = state.description.parameters[i / keys];
       PTC_TRY(const uint64_t elements, num_elements(parameter.shape));
       const BufferedPlace& place = state.places[i];
-      found.tensors.push_back({state_name(state.description.keys[i % keys], parameter.name),
-                               DType::kF32, parameter.shape,
-                               file.tensors()[place.array].offset + place.offset * kElementBytes,
-                               elements * kElementBytes});
+      if (place.array == kNoArray) continue;
+      found.tensors.push_back(
+          {state_name(state.description.keys[i % keys], parameter.name), DType::kF32,
+           parameter.shape, read.file->tensors()[place.array].offset + place.offset * kElementBytes,
+           elements * kElementBytes});
     }
     found.of_megatron_stage = true;
     return found;
@@ -449,14 +512,11 @@ class BucketsFormat final : public FileFormat {
     ParameterTypes kinds;
     std::map<DType, std::string> types;
     for (const FileOutline& outline : like) {
-      std::string_view text = outline.text;
-      PTC_TRY(auto said, Description::take(text));
+      PTC_TRY(auto read, ReadOutline::of(outline));
+      Description& said = read.state.description;
       kinds.add(said.parameters);
-      PTC_TRY(const auto literals, torch_literals({text, outline.file_bytes}));
-      PTC_TRY(const auto file, TorchFile::read(read_torch_literals(literals), outline.file_bytes));
-      PTC_TRY(auto state, place_state(file, std::move(said.parameters), said.ddp));
-      for (const auto& [dtype, type] : state.description.types) types.try_emplace(dtype, type);
-      if (!first) first = std::move(state.description);
+      for (const auto& [dtype, type] : said.types) types.try_emplace(dtype, type);
+      if (!first) first = std::move(said);
     }
     MegatronDdp ddp = first->ddp;
     for (const NewArgument& argument : arguments) {
@@ -467,6 +527,7 @@ class BucketsFormat final : public FileFormat {
     }
     PTC_TRY(const auto state, new_state(arrays, *first, kinds));
     PTC_TRY(const auto buffers, megatron_buffers(state.parameters, ddp));
+    for (const MegatronBuffer& buffer : buffers) add_types(types, buffer.dtype);
     return compose(*first, types, state, buffers);
   }
 
@@ -597,11 +658,25 @@ Result<std::string> megatron_buckets_outline(const ReadAt& read, uint64_t file_b
   for (size_t i = 0; i < state.places.size(); ++i) {
     PTC_TRY(const uint64_t elements, num_elements(state.description.parameters[i / keys].shape));
     const BufferedPlace& place = state.places[i];
+    if (place.array == kNoArray) continue;
     const uint64_t begin = file.tensors()[place.array].offset + place.offset * kElementBytes;
     if (elements > 0) arrays.push_back({begin, begin + elements * kElementBytes});
   }
   PTC_TRY(const auto outline, read_torch_outline(read, file_bytes, std::move(arrays)));
   return state.description.text() + outline;
+}
+
+Result<std::vector<TensorEntry>> megatron_buckets_absent(const FileOutline& outline) {
+  PTC_TRY(const auto read, ReadOutline::of(outline));
+  const Description& said = read.state.description;
+  std::vector<TensorEntry> absent;
+  for (size_t i = 0; i < read.state.places.size(); ++i) {
+    if (read.state.places[i].array != kNoArray) continue;
+    const MegatronParameter& parameter = said.parameters[i / said.keys.size()];
+    absent.push_back({state_name(said.keys[i % said.keys.size()], parameter.name), DType::kF32,
+                      parameter.shape});
+  }
+  return absent;
 }
 
 const FileFormat& megatron_buckets_format() {

@@ -7,11 +7,12 @@
 //                                          "numel_unpadded": 1024}}, 1: …}
 //
 // A list of two of these where experts have an optimizer of their own; one that a rank has nothing
-// of is None. An optimizer's buffers are numbered by stretch of layers, then by the types of
-// parameters in the order of the first of each. In a buffer parameters lie from the last to the
-// first, each at a multiple of 64 elements of its bucket. A bucket ends with the parameter that
-// makes it as large as it shall be; an embedding that several stages have has one of its own. Here
-// buckets lie behind each other without the padding at their ends.
+// of is None. So is the first of expert ranks but the first, as it is the same there. An
+// optimizer's buffers are numbered by stretch of layers, then by the types of parameters in the
+// order of the first of each. In a buffer parameters lie from the last to the first, each at a
+// multiple of 64 elements of its bucket. A bucket ends with the parameter that makes it as large as
+// it shall be; an embedding that several stages have has one of its own. Here buckets lie behind
+// each other without the padding at their ends.
 //
 // The file does not say which parameters these are. That the model beside it does, and of its args
 // how large buckets are; what comes out is compared with the arrays' lengths.
@@ -74,6 +75,9 @@ Result<std::vector<MegatronBuffer>> megatron_buffers(std::span<const MegatronPar
 Result<std::string> megatron_buckets_outline(const ReadAt& read, uint64_t file_bytes,
                                              std::vector<MegatronParameter> parameters,
                                              const MegatronDdp& ddp);
+
+/// Of such an outline: tensors that the rank has, and only the first expert rank's file.
+Result<std::vector<TensorEntry>> megatron_buckets_absent(const FileOutline& outline);
 
 /// Knows a file by the outline above alone. Under another layout the file is made anew, with the
 /// buffers that Megatron would have there; of `arguments` the size of pipelines counts, and

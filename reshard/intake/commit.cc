@@ -9,10 +9,12 @@
 #include <unordered_map>
 
 #include "reshard/checkpoint/file_format.h"
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/deepspeed_tree.h"
+#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/fan_out.h"
@@ -131,7 +133,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
   };
   std::vector<WrittenRank> ranks;
   std::vector<std::vector<std::vector<Array>>>
-      origin;                                       // by rank and tensor: of a set of boxes several
+      origin;  // by rank and tensor: of a set of boxes several; none: in another rank's file
   std::unordered_map<std::string, size_t> in_sets;  // of the last rank: set and name → tensor
   for (Found& file : found) {
     if (!file.has_tensors) continue;
@@ -160,6 +162,14 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       ranks.back().tensors.back().by_stage = file.megatron.has_value() || file.of_megatron_stage;
       origin.back().push_back({{&file, i}});
     }
+    if (file.of_megatron_stage && spec.sizes.ep > 1) {
+      PTC_TRY(const auto absent, megatron_buckets_absent({file.header, file.version.bytes}));
+      for (const TensorEntry& tensor : absent) {
+        ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
+        ranks.back().tensors.back().by_stage = true;
+        origin.back().emplace_back();
+      }
+    }
     file.model_tensor.resize(file.tensors.size());
     file.parts.resize(file.tensors.size());
   }
@@ -167,6 +177,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
   std::unordered_map<const WrittenTensor*, Box> wholes;  // of the tensors that are there in boxes
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
+      if (origin[r][i].empty()) continue;
       const Found& first = *origin[r][i].front().file;
       if (first.boxes.empty() || first.spread()) continue;
       std::vector<Box> boxes;
@@ -384,6 +395,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   PTC_TRY(check_numbered_shards(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
   PTC_TRY(settle_megatron(said.has_value(), spec, found));
+  PTC_TRY(check_distributed_optimizer(spec, found));
   std::erase_if(found, [](const Found& file) { return file.index; });
   PTC_TRY(check_sets(found));
 

@@ -5,6 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "reshard/checkpoint/megatron_buckets.h"
@@ -121,6 +124,38 @@ Result<> read_distributed_optimizer(int dir_fd, std::vector<Found>& found) {
           file.source(), kMegatronFile);
     Result<> read = read_one(dir_fd, file, *model);
     if (read.has_error()) return std::move(read).error().with_context(file.source());
+  }
+  return ok();
+}
+
+Result<> check_distributed_optimizer(const LayoutSpec& spec, const std::vector<Found>& found) {
+  // By directory, stage, tensor-parallel and expert rank: of data-parallel ranks the first has it.
+  using Of = std::tuple<std::string_view, uint32_t, uint32_t, uint32_t>;
+  std::map<std::string_view, const Found*> first;  // by directory
+  std::set<Of> with_state;
+  const auto of = [&](const Found& file) {
+    const RankCoords at = spec.coords(file.rank);
+    return Of(std::string_view(file.path).substr(0, file.path.rfind('/') + 1), at.pp, at.tp, at.ep);
+  };
+  for (const Found& file : found) {
+    if (!file.of_megatron_stage) continue;
+    first.try_emplace(std::get<0>(of(file)), &file);
+    with_state.insert(of(file));
+    if (spec.sizes.ep == 1 || spec.coords(file.rank).ep > 0) continue;
+    PTC_TRY(const auto absent, megatron_buckets_absent({file.header, file.version.bytes}));
+    if (!absent.empty())
+      return invalid_argument(
+          "{} has no {}, which the first expert rank has: the state is not all there",
+          file.source(), ptc::quoted(absent.front().name));
+  }
+  for (const Found& file : found) {
+    if (!file.megatron || with_state.contains(of(file))) continue;
+    const auto known = first.find(std::get<0>(of(file)));
+    if (known == first.end() || !file.path.ends_with(kMegatronFile)) continue;
+    return invalid_argument(
+        "there is no {} beside {}, and there is {}: the state is not all there; move the others "
+        "away, to take the model without it",
+        kMegatronBuckets, file.source(), known->second->source());
   }
   return ok();
 }

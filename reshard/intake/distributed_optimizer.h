@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reshard/intake/found_files.h"
+#include "reshard/ptc/layout.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -13,5 +14,8 @@ namespace ptc {
 /// node its outline and tensors. Master copies are compared with the weights, as far as the first
 /// elements of each tell. kInvalidArgument: there is no model beside one, or it is of another.
 Result<> read_distributed_optimizer(int dir_fd, std::vector<Found>& found);
+/// Once ranks are known. kInvalidArgument: there is such a file beside one model, and none beside
+/// another; or one lacks what is in the first expert rank's alone, and is that.
+Result<> check_distributed_optimizer(const LayoutSpec& spec, const std::vector<Found>& found);
 
 }  // namespace ptc

@@ -1,6 +1,6 @@
 """One rank of Megatron-Core on the CPU: a small GPT with the distributed optimizer, saved as Megatron-LM saves with
 `--ckpt-format torch`. Its numbers depend on the names of the whole model's tensors alone, so that trees of all sizes hold the
-same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP TYPE TIED BUCKET, with torchrun's variables.
+same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP EP TYPE TIED BUCKET, with torchrun's variables.
 Megatron expects devices of CUDA; where it asks for one it gets the CPU here."""
 import argparse
 import os
@@ -38,23 +38,28 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCAB, ITERATION = 4, 16, 4, 2, 24, 300, 100
+LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCAB, EXPERTS, ITERATION = 4, 16, 4, 2, 24, 300, 4, 100
 
 
 class Rank:
-    def __init__(self, top, tp, pp, dtype, tied, bucket):
-        self.top, self.tp, self.pp, self.dtype, self.tied, self.bucket = top, tp, pp, dtype, tied, bucket
+    """With EP > 1 a model of experts, else one of none."""
+
+    def __init__(self, top, tp, pp, ep, dtype, tied, bucket):
+        self.top, self.tp, self.pp, self.ep, self.dtype, self.tied, self.bucket = top, tp, pp, ep, dtype, tied, bucket
+        experts = EXPERTS if ep > 1 else None
         torch.distributed.init_process_group("gloo")
-        parallel_state.initialize_model_parallel(tp, pp)
+        parallel_state.initialize_model_parallel(tp, pp, expert_model_parallel_size=ep)
         self.tp_rank, self.pp_rank = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+        self.ep_rank = parallel_state.get_expert_model_parallel_rank()
         self.rows = -(-VOCAB // (128 * tp)) * 128 * tp
         config = TransformerConfig(
             num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, ffn_hidden_size=FFN,
+            num_moe_experts=experts, moe_ffn_hidden_size=FFN if experts else None, moe_router_topk=2, expert_model_parallel_size=ep,
             gated_linear_unit=True, add_bias_linear=False, normalization="RMSNorm", use_cpu_initialization=True, pipeline_dtype=dtype,
             params_dtype=dtype, bf16=dtype == torch.bfloat16, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
             gradient_accumulation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False)
         self.plain = GPTModel(
-            config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=self.rows,
+            config=config, transformer_layer_spec=get_gpt_layer_local_spec(experts, False, normalization="RMSNorm"), vocab_size=self.rows,
             max_sequence_length=12, pre_process=self.pp_rank == 0, post_process=self.pp_rank == pp - 1,
             share_embeddings_and_output_weights=tied, position_embedding_type="rope")
         with torch.no_grad():
@@ -73,6 +78,7 @@ class Rank:
         """This rank's part of a tensor of the whole model."""
         each = LAYERS // self.pp
         name = re.sub(r"layers\.(\d+)", lambda layer: f"layers.{int(layer[1]) + self.pp_rank * each}", name)
+        name = re.sub(r"local_experts\.(\d+)", lambda expert: f"local_experts.{int(expert[1]) + self.ep_rank * (EXPERTS // self.ep)}", name)
         if name == "output_layer.weight" and self.tied:
             name = "embedding.word_embeddings.weight"
 
@@ -93,28 +99,29 @@ class Rank:
 
     def fill_state(self):
         """Each rank has a stretch of each parameter's state, or none."""
-        inner = self.optimizer.chained_optimizers[0] if hasattr(self.optimizer, "chained_optimizers") else self.optimizer
-        inner._init_optimizer_states_with_dummy_values()
-        for name, parameter in self.plain.named_parameters():
-            if parameter not in inner.model_param_gbuf_map:
-                continue
-            part = inner._get_model_param_range_map(parameter)["param"]
-            state = inner._get_main_param_and_optimizer_states(parameter)
-            for key in ("param", "exp_avg", "exp_avg_sq"):
-                values = self.fill(name, parameter.shape, "" if key == "param" else key)
-                state[key].data.copy_(values.flatten()[part.start:part.end])
+        for inner in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            inner._init_optimizer_states_with_dummy_values()
+            for name, parameter in self.plain.named_parameters():
+                if parameter not in inner.model_param_gbuf_map:
+                    continue
+                part = inner._get_model_param_range_map(parameter)["param"]
+                state = inner._get_main_param_and_optimizer_states(parameter)
+                for key in ("param", "exp_avg", "exp_avg_sq"):
+                    values = self.fill(name, parameter.shape, "" if key == "param" else key)
+                    state[key].data.copy_(values.flatten()[part.start:part.end])
 
     def save(self):
-        path = os.path.join(self.top, f"iter_{ITERATION:07d}", f"mp_rank_{self.tp_rank:02d}" + (f"_{self.pp_rank:03d}" if self.pp > 1 else ""))
+        name = f"mp_rank_{self.tp_rank:02d}" + (f"_{self.pp_rank:03d}" if self.pp > 1 else "") + (f"_{self.ep_rank:03d}" if self.ep > 1 else "")
+        path = os.path.join(self.top, f"iter_{ITERATION:07d}", name)
         os.makedirs(path, exist_ok=True)
         self.optimizer.save_parameter_state(path + "/distrib_optim.pt")
-        if parallel_state.get_data_parallel_rank() > 0:
+        if parallel_state.get_expert_data_parallel_rank() > 0:
             return
         arguments = argparse.Namespace(
             num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, swiglu=True,
             ffn_hidden_size=FFN, vocab_size=VOCAB, padded_vocab_size=self.rows, untie_embeddings_and_output_weights=not self.tied,
             tensor_model_parallel_size=self.tp, pipeline_model_parallel_size=self.pp, virtual_pipeline_model_parallel_size=None,
-            expert_model_parallel_size=1, expert_tensor_parallel_size=self.tp, context_parallel_size=1, num_experts=None,
+            expert_model_parallel_size=self.ep, expert_tensor_parallel_size=self.tp, context_parallel_size=1, num_experts=EXPERTS if self.ep > 1 else None,
             data_parallel_size=parallel_state.get_data_parallel_world_size(), overlap_grad_reduce=self.bucket is not None,
             ddp_bucket_size=self.bucket, ddp_num_buckets=None)
         torch.save({"args": arguments, "checkpoint_version": 3.0, "iteration": ITERATION, "model": self.plain.state_dict_for_save_checkpoint(),
@@ -124,8 +131,8 @@ class Rank:
                 file.write(str(ITERATION))
 
 
-def main(top, tp, pp, dtype, tied, bucket):
-    Rank(top, int(tp), int(pp), getattr(torch, dtype), tied == "tied", int(bucket) if bucket != "-" else None).save()
+def main(top, tp, pp, ep, dtype, tied, bucket):
+    Rank(top, int(tp), int(pp), int(ep), getattr(torch, dtype), tied == "tied", int(bucket) if bucket != "-" else None).save()
     torch.distributed.barrier()
 
 

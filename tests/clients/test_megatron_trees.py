@@ -1,6 +1,7 @@
 """Trees that Megatron-LM wrote (`--ckpt-format torch`), committed as they are: read under other layouts by torch, compared
 with a whole model that is cut here by hand."""
 import argparse
+import copy
 import itertools
 import math
 import os
@@ -246,7 +247,10 @@ def save_tree(top, model, tp, pp, mixed=None, stages=None, iteration="iter_00001
         state = model.state(coords, mixed, stages, experts=(ep_rank, ep), **arguments)
         if distributed is not None:
             options = {"stages": stages, "vpp": arguments.get("vpp", 1), "experts": (ep_rank, ep), **distributed}
-            torch.save(model.distributed(coords, **options), os.path.join(path, "distrib_optim.pt"))
+            buffers = model.distributed(coords, **options)
+            if ep_rank > 0:
+                buffers[0] = None  # of what is no expert's the first expert rank writes all
+            torch.save(buffers, os.path.join(path, "distrib_optim.pt"))
             groups = [{"wd_mult": 1.0, "lr": 1e-4, "step": 100}, {"wd_mult": 0.0, "lr": 1e-4, "step": 100}]
             state["optimizer"] = {"optimizer": {"param_groups": groups}}
             state["args"].overlap_grad_reduce = "bucket" in distributed
@@ -599,13 +603,16 @@ class Optimizers(Trees):
 class DistributedOptimizer(Trees):
     """Its state has no names: it lies in the order in which gradients are summed up."""
 
-    def expect_state(self, job, model, layouts, stages=None, **how):
+    def expect_state(self, job, model, layouts, stages=None, written=None, **how):
+        """`written`: under this layout the files are the writer's."""
         for tp, pp, dp, ep, vpp in layouts:
             layout = f"tp{tp}-pp{pp}-dp{dp}" + (f"-ep{ep}" if ep > 1 else "") + (f"-vpp{vpp}" if vpp > 1 else "")
             for pp_rank, ep_rank, tp_rank in itertools.product(range(pp), range(ep), range(tp)):
                 path = job.checkpoint("base", "layouts", layout, "megatron", "iter_0000100", directory(tp_rank, pp_rank, pp, ep_rank, ep))
                 found = torch.load(path + "/distrib_optim.pt", mmap=True, weights_only=True)
                 wanted = model.distributed((tp_rank, tp, pp_rank, pp), stages=stages, vpp=vpp, experts=(ep_rank, ep), dp=dp * ep, **how)
+                if (tp, pp, dp, ep, vpp) == written and ep_rank > 0:
+                    wanted[0] = None
                 self.expect_same(found, wanted, f"{layout} {pp_rank} {ep_rank} {tp_rank}")
 
     DENSE = ((2, 2, 1, 1, 1), (1, 1, 1, 1, 1), (1, 1, 3, 1, 1), (4, 1, 1, 1, 1), (1, 4, 2, 1, 1), (2, 2, 1, 1, 2))
@@ -643,7 +650,21 @@ class DistributedOptimizer(Trees):
         job, model = self.mount.job("distributed-experts"), Model(layers=2, experts=4, grouped=True)
         save_tree(job.incoming("base"), model, 1, 1, ep=2, distributed={})
         job.commit("base")
-        self.expect_state(job, model, ((1, 1, 1, 2, 1), (2, 1, 1, 2, 1), (1, 2, 1, 4, 1)))
+        layouts = ((1, 1, 1, 2, 1), (2, 1, 1, 2, 1), (1, 2, 1, 4, 1))
+        self.expect_state(job, model, layouts, written=layouts[0])
+        name = "exp_avg.decoder.layers.1.self_attention.linear_proj.weight"  # is in the first expert rank's file alone
+        found = mount.require("numpy").load(job.checkpoint("base", "layouts", "tp1-pp1-dp1-ep2", "rank", 1, "tensors", name.replace(".", "/") + ".npy"))
+        self.assertTrue(torch.equal(torch.from_numpy(found), fill("exp_avg" + name.removeprefix("exp_avg."), HIDDEN, HIDDEN)))
+        self.mount.ptc("verify", job.name)
+        job.set_layout(tp=2, ep=2, dp=1)
+        self.expect_state(job, model, layouts, written=layouts[0])
+        job.set_layout(ep=2, dp=1)
+        self.expect_state(job, model, layouts, written=layouts[0])
+        again = self.mount.job("distributed-experts-again")
+        shutil.copytree(job.checkpoint("base", "layouts", "tp2-pp1-dp1-ep2", "megatron"), again.incoming("base"), dirs_exist_ok=True)
+        again.commit("base")
+        self.expect_state(again, model, layouts)
+        self.mount.ptc("verify", job.name)
 
     def test_a_layout_in_force_and_a_copy_of_it(self):
         job, model = self.mount.job("distributed-force"), Model(layers=4, tied=True, dtype=torch.bfloat16)
@@ -698,7 +719,23 @@ class DistributedOptimizer(Trees):
             state["args"].overlap_grad_reduce, state["args"].ddp_bucket_size = True, 16
             return state
 
+        def renamed(name, of=None):
+            def change(state):
+                found = next(iter(state[0].values()))
+                found[name] = found.pop("exp_avg") if of is None else found[of]
+                return state
+            return spoil(change)
+
+        def many(state):
+            found = next(iter(state[0].values()))
+            found.update({f"a{number}": found["param"].clone() for number in range(14)})
+            return state
+
         for name, why, spoils in (
+                ("dot", ("exp.avg", "torch_dist"), renamed("exp.avg")),
+                ("shared", ("share some of their bytes", "clone"), renamed("exp_avg_sq", "exp_avg")),
+                ("many", ("a13", "torch_dist"), spoil(many)),
+                ("one", ("there is no distrib_optim.pt beside", "mp_rank_01"), lambda top: os.remove(top + "/mp_rank_01/distrib_optim.pt")),
                 ("gone", ("model_optim_rng.pt",), lambda top: os.remove(top + "/mp_rank_01/model_optim_rng.pt")),
                 ("types", ("torch.float16", "torch_dist"), spoil(types)),
                 ("cut", ("elements", "torch_dist"), spoil(cut)),
@@ -707,7 +744,7 @@ class DistributedOptimizer(Trees):
                 ("old", ("one by one", "February 2024"), spoil(lambda state: {0: state[0]})),
                 ("more", ("0.torch.float32,torch.float32.step",), spoil(lambda state: {
                     **state, 0: {key: {**of, "step": 3} for key, of in state[0].items()}})),
-                ("second", ("buffers",), spoil(lambda state: {**state, 1: state[0]}))):
+                ("second", ("buffers",), spoil(lambda state: {**state, 1: copy.deepcopy(state[0])}))):
             with self.subTest(name):
                 job = self.mount.job(f"spoilt-{name}")
                 save_tree(job.incoming("base"), Model(), 2, 1, distributed={})
@@ -715,7 +752,23 @@ class DistributedOptimizer(Trees):
                 self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
                 for words in ("distrib_optim.pt", *why):
                     self.assertIn(words, job.commit_error("base"))
-                self.assertTrue(os.path.exists(job.incoming("base") + "/iter_0000100/mp_rank_01/distrib_optim.pt"))
+                self.assertEqual(os.path.exists(job.incoming("base") + "/iter_0000100/mp_rank_01/distrib_optim.pt"), name != "one")
+
+    def test_state_that_a_stage_lacks(self):
+        """Nothing else tells that it should be there."""
+        job = self.mount.job("distributed-stage")
+        save_tree(job.incoming("base"), Model(), 1, 2, distributed={})
+        os.remove(job.incoming("base") + "/iter_0000100/mp_rank_00_001/distrib_optim.pt")
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn("there is no distrib_optim.pt beside", job.commit_error("base"))
+
+    def test_what_the_first_expert_rank_lacks(self):
+        job = self.mount.job("distributed-none")
+        save_tree(job.incoming("base"), Model(layers=2, experts=4, grouped=True), 1, 1, ep=2, distributed={})
+        path = job.incoming("base") + "/iter_0000100/mp_rank_00_000/distrib_optim.pt"
+        torch.save([None, torch.load(path, weights_only=True)[1]], path)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn("which the first expert rank has", job.commit_error("base"))
 
 
 class VirtualPipelines(Trees):
