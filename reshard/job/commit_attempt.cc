@@ -10,6 +10,7 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 
+#include "reshard/job/names.h"
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
@@ -541,7 +542,9 @@ Result<> CommitAttempt::decide_once() {
       known.sequence = {sequence, committed};
       known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
       if (in_place) known.in_force = {next, committed};
-      known.forget_error(printable("commit of " + label_, 4096) + " refused: ");
+      known.forget_error(
+          printable(fmt::format("commit of incoming/{}", staged_name(incoming_)), 4096) +
+          " refused: ");
     });
   } catch (const std::exception& error) {  // no memory: it was decided, and is looked for again
     return make_error(Code::kInDoubt, "{} was committed as {}, but: {}", label_, name_,

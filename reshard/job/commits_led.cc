@@ -93,7 +93,8 @@ void CommitsLed::write_error_file(const std::string& incoming, const std::string
 void CommitsLed::note_refused(const std::string& incoming, const Error& error) {
   write_error_file(incoming, error.message());
   uses_.knowledge.update([&](KnownJob& known) {
-    known.set_error(fmt::format("commit of incoming/{} refused: {}", incoming, error.message()));
+    known.set_error(
+        fmt::format("commit of incoming/{} refused: {}", staged_name(incoming), error.message()));
   });
   spdlog::info("job {}: commit of incoming/{} refused: {}", uses_.place.name, incoming,
                error.message());

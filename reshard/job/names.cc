@@ -20,4 +20,13 @@ Result<> check_name(std::string_view name, std::string_view what, std::string_vi
   return ok();
 }
 
+std::string_view staged_name(std::string_view incoming) {
+  constexpr size_t kBytes = kImportMark.size() + kImportDigits;
+  if (incoming.size() <= kBytes) return incoming;
+  const std::string_view ending = incoming.substr(incoming.size() - kBytes);
+  const bool own = ending.starts_with(kImportMark) &&
+                   ending.find_first_not_of("0123456789abcdef", kImportMark.size()) == ending.npos;
+  return own ? incoming.substr(0, incoming.size() - kBytes) : incoming;
+}
+
 }  // namespace ptc

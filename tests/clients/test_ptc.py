@@ -154,9 +154,15 @@ class Ptc(mount.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertNotIn(".import-", done.stderr)
         self.assertEqual(sorted(os.listdir(job.file("incoming"))), ["base", "base.error"])
+        self.assertIn("commit of incoming/base refused: ", job.error())
         models.Llama().write_hf(self.temporary("model"))
         self.mount.ptc("import", job.name, self.temporary("model"), "--force")
         self.assertEqual(os.listdir(job.file("incoming")), [])
+        self.assertEqual(job.error(), "")
+        self.mount.ptc("import", job.name, self.temporary("bad"), "--name", "second", check=False)
+        shutil.copy(self.temporary("model/model.safetensors"), job.incoming("second") + "/rank/0")
+        job.commit("second")
+        self.assertEqual(job.error(), "")
 
     def test_what_killed_imports_left_goes(self):
         """With the next import of the name; what another one is at, which holds its lock, stays."""

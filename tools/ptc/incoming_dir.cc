@@ -13,12 +13,12 @@
 #include <string_view>
 #include <utility>
 
+#include "reshard/job/names.h"
+
 namespace ptc::cli {
 namespace {
 
-constexpr size_t kMostOfName = 200;  // there is room for the rest in a name of 255 bytes
-constexpr std::string_view kOwn = ".import-";
-constexpr size_t kOwnDigits = 16;
+constexpr size_t kMostOfName = 200;        // there is room for the rest in a name of 255 bytes
 constexpr int kTriesToTakeItsPlace = 100;  // others make and remove it, too
 
 bool rename_with(unsigned flags, const std::string& source, const std::string& target) {
@@ -28,7 +28,7 @@ bool rename_with(unsigned flags, const std::string& source, const std::string& t
 std::string own_name(const std::string& path) {
   const size_t name = path.rfind('/') + 1;
   std::random_device random;
-  return fmt::format("{}{}{:08x}{:08x}", path.substr(0, name + kMostOfName), kOwn, random(),
+  return fmt::format("{}{}{:08x}{:08x}", path.substr(0, name + kMostOfName), kImportMark, random(),
                      random());
 }
 
@@ -42,11 +42,11 @@ bool is_just_made(int directory) {
 /// What imports that were killed left under names of their own.
 void remove_what_was_left(const std::string& path) {
   const size_t name = path.rfind('/') + 1;
-  const std::string own = path.substr(name, kMostOfName) + std::string(kOwn);
+  const std::string own = path.substr(name, kMostOfName) + std::string(kImportMark);
   const auto names = list_directory(path.substr(0, name));
   if (!names) return;
   for (const std::string& one : names.value()) {
-    if (one.size() != own.size() + kOwnDigits || !one.starts_with(own) ||
+    if (one.size() != own.size() + kImportDigits || !one.starts_with(own) ||
         one.find_first_not_of("0123456789abcdef", own.size()) != std::string::npos)
       continue;
     const std::string left = path.substr(0, name) + one;
