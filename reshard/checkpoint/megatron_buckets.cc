@@ -390,28 +390,8 @@ class Values {
   std::deque<Pickle> pickles_;
 };
 
-/// The type that a parameter of this kind has in the files that were written.
-class ParameterTypes {
- public:
-  void add(const std::vector<MegatronParameter>& parameters) {
-    for (const MegatronParameter& one : parameters)
-      of_kind_.try_emplace(megatron_kind(one.name), one.dtype);
-  }
-  std::optional<DType> find(std::string_view name) const {
-    std::string kind = megatron_kind(name);
-    if (const auto found = of_kind_.find(kind); found != of_kind_.end()) return found->second;
-    for (const auto& [own, other] : {std::pair(kMegatronHead, kMegatronEmbedding),
-                                     std::pair(kMegatronEmbedding, kMegatronHead)}) {
-      if (!name.ends_with(own)) continue;
-      kind.replace(kind.size() - own.size(), own.size(), other);
-      if (const auto found = of_kind_.find(kind); found != of_kind_.end()) return found->second;
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::unordered_map<std::string, DType> of_kind_;
-};
+/// By kind of parameter the type that it has in the files that were written.
+using ParameterTypes = std::unordered_map<std::string, DType>;
 
 /// The parameters of which a new file has state, in the model's order, and by each and key the
 /// number of its array.
@@ -450,8 +430,8 @@ Result<NewState> new_state(std::span<const NewArray> arrays, const Description& 
     order = megatron_order(names);
   NewState state;
   for (const uint32_t i : order) {
-    const auto type = types.find(names[i]);
-    if (!type)
+    const DType* const type = find_megatron_kind(types, names[i]);
+    if (type == nullptr)
       return invalid_argument("no file that was written says of what type {} is", quoted(names[i]));
     for (size_t k = 0; k < keys; ++k) {
       const uint32_t array = by_name[i * keys + k], of_first = by_name[i * keys];
@@ -514,7 +494,8 @@ class BucketsFormat final : public FileFormat {
     for (const FileOutline& outline : like) {
       PTC_TRY(auto read, ReadOutline::of(outline));
       Description& said = read.state.description;
-      kinds.add(said.parameters);
+      for (const MegatronParameter& one : said.parameters)
+        kinds.try_emplace(megatron_kind(one.name), one.dtype);
       for (const auto& [dtype, type] : said.types) types.try_emplace(dtype, type);
       if (!first) first = std::move(said);
     }

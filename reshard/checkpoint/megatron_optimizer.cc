@@ -394,19 +394,6 @@ std::optional<MegatronOptimizer::State> MegatronOptimizer::state_of(std::string_
   return std::nullopt;
 }
 
-std::optional<MegatronOptimizer::GroupId> MegatronOptimizer::group_of(
-    std::string_view parameter) const {
-  std::string kind = megatron_kind(parameter);
-  if (const auto found = group_of_.find(kind); found != group_of_.end()) return found->second;
-  for (const auto& [own, other] : {std::pair(kMegatronHead, kMegatronEmbedding),
-                                   std::pair(kMegatronEmbedding, kMegatronHead)}) {
-    if (!parameter.ends_with(own)) continue;
-    kind.replace(kind.size() - own.size(), own.size(), other);
-    if (const auto found = group_of_.find(kind); found != group_of_.end()) return found->second;
-  }
-  return std::nullopt;
-}
-
 void MegatronOptimizer::add(const MegatronOptimizer& other) {
   std::vector<uint32_t> unit_here;
   for (const Unit& unit : other.units_) {
@@ -442,8 +429,8 @@ Result<MegatronOptimizer::Places> MegatronOptimizer::places(
   std::vector<std::vector<std::vector<std::string_view>>> groups;  // by unit
   for (const Unit& unit : units_) groups.emplace_back(unit.groups);
   for (const std::string_view parameter : parameters) {
-    const auto group = group_of(parameter);
-    if (!group || group->group >= groups[group->unit].size())
+    const GroupId* const group = find_megatron_kind(group_of_, parameter);
+    if (group == nullptr || group->group >= groups[group->unit].size())
       return invalid_argument(
           "no file that was written says which of the optimizer's groups has {}",
           quoted(parameter));

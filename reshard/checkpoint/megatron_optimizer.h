@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "store/base/error.h"
@@ -41,6 +42,21 @@ bool is_megatron_parameter(std::string_view name, DType dtype);
 bool is_megatron_expert(std::string_view name);
 /// "decoder.layers.#.w" of all layers and stretches of layers.
 std::string megatron_kind(std::string_view name);
+/// What is known of a parameter's kind, or else, of the embedding and the head, of the other one of
+/// them, which may be the same tensor; nullptr: neither.
+template <class Known>
+const Known* find_megatron_kind(const std::unordered_map<std::string, Known>& by_kind,
+                                std::string_view parameter) {
+  std::string kind = megatron_kind(parameter);
+  if (const auto found = by_kind.find(kind); found != by_kind.end()) return &found->second;
+  for (const auto& [own, other] : {std::pair(kMegatronHead, kMegatronEmbedding),
+                                   std::pair(kMegatronEmbedding, kMegatronHead)}) {
+    if (!parameter.ends_with(own)) continue;
+    kind.replace(kind.size() - own.size(), own.size(), other);
+    if (const auto found = by_kind.find(kind); found != by_kind.end()) return &found->second;
+  }
+  return nullptr;
+}
 
 /// An array that is in a file, or shall be.
 struct MegatronArray {
@@ -78,7 +94,6 @@ class MegatronOptimizer {
   struct GroupId {
     uint32_t unit, group;
   };
-  std::optional<GroupId> group_of(std::string_view parameter) const;
   /// What of a name is the parameter's, and the kind of state (empty: a master copy).
   struct State {
     uint32_t unit;

@@ -390,6 +390,17 @@ class PartsTest : public ::testing::Test, public JobListener {
     decision.put(name, entry);
     EXPECT_TRUE(place_.commit(std::move(decision)).has_value());
   }
+  /// A whole one; its store lives as long as the test.
+  CheckpointRef commit_in_another_store() {
+    another_ =
+        JobStore::open({.directory = another_dir_.path().string(), .node = "w1", .copy_threads = 1},
+                       this)
+            .value();
+    const JobRef job = another_->create_job("job").value();
+    write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
+    EXPECT_TRUE(job->commit("base", "base").has_value());
+    return job->find_checkpoint("base");
+  }
   void names_changed() override {}
   void checkpoint_changed(const std::string&, const std::string&) override {}
   Result<> contents_mended(const std::string&, const std::string& checkpoint) override {
@@ -397,7 +408,7 @@ class PartsTest : public ::testing::Test, public JobListener {
     return caches_answer_ ? ok() : Result<>(make_error(Code::kUnavailable, "not now"));
   }
 
-  TempDir dir_;
+  TempDir dir_, another_dir_;
   std::unique_ptr<MetaClient> meta_ = make_memory_meta();
   std::unique_ptr<ImageStore> images_;
   Executor executor_{1, make_loopback_transport()};
@@ -427,6 +438,7 @@ class PartsTest : public ::testing::Test, public JobListener {
                     activities_, about_}};
   CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_, taken_,
                        activities_, doubts_, [] { return ok(); }, [] {}}};
+  std::unique_ptr<JobStore> another_;  // last: it tells this listener
 };
 
 TEST_F(PartsTest, DecisionsAreOfThisJobAndNotOfAnotherOfItsName) {
@@ -530,19 +542,13 @@ TEST_F(PartsTest, WhatCannotBeVerifiedIsSaid) {
 }
 
 TEST_F(PartsTest, WhatIsRemovedOrMovedWhileItIsReadIsNotDamaged) {
-  const TempDir other;
-  auto store =
-      JobStore::open({.directory = other.path().string(), .node = "w1", .copy_threads = 1}, this)
-          .value();
-  const JobRef job = store->create_job("job").value();
-  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
-  ASSERT_TRUE(job->commit("base", "base").has_value());
+  const CheckpointRef checkpoint = commit_in_another_store();
   put_checkpoint("base", {"id", 1, 1, "stored-1.json"});
   take_over();
-  auto gone = std::make_shared<StoredState>(*job->find_checkpoint("base")->stored());
+  auto gone = std::make_shared<StoredState>(*checkpoint->stored());
   gone->images.front().image.reset();
   CheckpointRecord record = knowledge_.now()->checkpoints.at("base");
-  record.checkpoint = job->find_checkpoint("base");
+  record.checkpoint = checkpoint;
   record.where = gone;
   const Result<Findings> found = verifier_.examine(record, nullptr);
   ASSERT_TRUE(found.has_value()) << found.error().message();
@@ -574,14 +580,7 @@ TEST_F(PartsTest, AskedForAPartByNonsenseNothingIsMade) {
 }
 
 TEST_F(PartsTest, WhatIsReadToCompareEndsWhenItIsStopped) {
-  const TempDir other;
-  auto store =
-      JobStore::open({.directory = other.path().string(), .node = "w1", .copy_threads = 1}, this)
-          .value();
-  const JobRef job = store->create_job("job").value();
-  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
-  ASSERT_TRUE(job->commit("base", "base").has_value());
-  const CheckpointRef checkpoint = job->find_checkpoint("base");
+  const CheckpointRef checkpoint = commit_in_another_store();
   CheckpointRecord record;
   record.checkpoint = checkpoint;
   record.where = checkpoint->stored();
