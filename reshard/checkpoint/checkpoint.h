@@ -23,6 +23,7 @@
 #include "reshard/checkpoint/known_damage.h"
 #include "reshard/checkpoint/manifest.h"
 #include "reshard/checkpoint/shared_results.h"
+#include "reshard/exec/gather.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
 #include "store/base/error.h"
@@ -45,6 +46,8 @@ class FileContent {
   }
   /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
   virtual ImageRef image() const { return nullptr; }
+  /// How it is gathered out of images on this node; nullptr if it is not.
+  virtual const GatherProgram* program() const { return nullptr; }
   /// The other nodes that reading it may wait for: "w1", "w1, w3"; empty: none.
   virtual std::string other_nodes() const { return {}; }
 };

@@ -77,6 +77,7 @@ class GatheredContent final : public FileContent {
   GatheredContent(GatherProgram program, Transport* transport, InUse in_use)
       : program_(std::move(program)), transport_(transport), in_use_(std::move(in_use)) {}
   uint64_t bytes() const override { return program_.bytes(); }
+  const GatherProgram* program() const override { return &program_; }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     return program_.read(*transport_, offset, out);
   }

@@ -29,6 +29,10 @@ class GatherProgram {
                 std::vector<ImageRef> sources);
 
   uint64_t bytes() const { return bytes_; }
+  const Literals& literals() const { return literals_; }
+  /// By target offset.
+  const SharedVector<Transfer>& transfers() const { return transfers_; }
+  const std::vector<ImageRef>& sources() const { return sources_; }
 
   /// Fills `out` with the bytes from `offset` on; all of it lies within bytes(). Touches only the
   /// runs that fall into the window: O(log transfers + runs).

@@ -6,21 +6,24 @@
 The state is a Llama in bf16. Every way begins with what it keeps of four ranks and ends when all processes of the new
 layout, each with torch, have their own tensors in memory of their own:
 
-  ptcfs              a rank's file under layouts/<new>/, which is computed as it is read
+  ptcfs              ptc.load of layouts/<new>/ with copy=True: from where the bytes of the four lie
   ptcfs, reshard     saves layout.json, waits until it is in force, loads a rank's file of `current`
   ptcfs, at once     saves layout.json, and loads from layouts/<new>/ while the reshard goes on
+  ptcfs, computed    a rank's file under layouts/<new>/ read by safetensors: the daemon computes it then
   safetensors        safe_open and get_slice of the whole model's file on a tmpfs
   torch DCP          torch.distributed.checkpoint.load of DTensors from a .distcp directory on a tmpfs
   torch DCP, HF      the same from safetensors, with the HuggingFaceStorageReader
   gloo               the tensors are in the memory of the four processes, and go from each to whom they belong
 
-Times are those of the slowest process, from a barrier on; peers' are multiples of ptcfs's of the round. Bytes that ptcfs
-gathered are multiples of the least that the new files need.
+Times are those of the slowest process, from a barrier on; peers' are multiples of ptcfs's of the round. Bytes read are
+those of the first: multiples of what the new ranks' tensors have.
 """
 import argparse
 import json
+import math
 import os
 import shutil
+import sys
 import tempfile
 import time
 
@@ -35,6 +38,9 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 import torch.multiprocessing as multiprocessing  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "python"))
+import ptc  # noqa: E402
 
 BEFORE = 4
 
@@ -111,14 +117,19 @@ def load_of_its_own(path):
     return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
 
 
-def by_ptcfs(rank, job_path, to, name, edit, wait):
+def by_ptcfs(rank, job_path, to, name, how):
+    edit, wait = how in ("reshard", "at once"), how == "reshard"
+    where = f"{job_path}/checkpoints/base/layouts/{name}"
+
     def load():
         if edit and rank == 0:
             with open(job_path + "/layout.json", "w", encoding="utf-8") as file:
                 json.dump({"tp": 1, "pp": 1, "dp": 1, **TARGETS[to][2]}, file)
         while wait and not os.readlink(job_path + "/current").endswith(name):
             time.sleep(0.0005)
-        return load_of_its_own(f"{job_path}/checkpoints/base/layouts/{name}/rank/{rank}/model.safetensors")
+        if how == "computed":
+            return load_of_its_own(f"{where}/rank/{rank}/model.safetensors")
+        return ptc.load(where, rank=rank, copy=True)
     return timed(load)
 
 
@@ -247,26 +258,37 @@ def main():
         ratios = bench.Ratios()
         job.set_layout(**TARGETS[given.to][2])
         name = os.path.basename(os.readlink(job.file("current")))
+        job.set_layout(tp=BEFORE)
 
         def measure(processes, body, *arguments):
             time.sleep(given.pause)
             return run(processes, body, *arguments)
 
-        def of_four(edit, wait):
+        def of_four(how):
             job.set_layout(tp=BEFORE)
             daemon.stop()  # it may have what was computed before in memory
             daemon.start()
-            return measure(ranks, by_ptcfs, job.path, given.to, name, edit, wait)
+            return measure(ranks, by_ptcfs, job.path, given.to, name, how)
 
+        def bytes_read():
+            """By what the daemon says of where they lie."""
+            total = needed = 0
+            for rank in range(ranks):
+                path = os.path.dirname(job.rank_file("base", name, rank))
+                needed += os.path.getsize(path + "/model.safetensors")
+                described = json.loads(mount.read_text(path + "/.sources.json"))["files"]["model.safetensors"]
+                needed -= 8 + len(described["header"])
+                total += sum(run * math.prod(levels[::3]) for _, _, _, run, *levels in described["copies"])
+            return total / needed
+
+        ratios.add("bytes read / needed", bytes_read())
         for _ in range(given.rounds):
-            base = of_four(edit=False, wait=False)
-            gathered = bench.metric(daemon, "ptcfs_gather_cache_gathered_bytes_total")
-            needed = sum(os.path.getsize(job.rank_file("base", name, rank)) for rank in range(ranks))
+            base = of_four("where they lie")
             ratios.add("ptcfs: seconds", base)
-            ratios.add("bytes gathered / needed", gathered / needed)
-            reshard = of_four(edit=True, wait=True)
+            reshard = of_four("reshard")
             ratios.add("ptcfs, reshard / ptcfs", reshard / base)
-            ratios.add("ptcfs, at once / reshard", of_four(edit=True, wait=False) / reshard)
+            ratios.add("ptcfs, at once / reshard", of_four("at once") / reshard)
+            ratios.add("ptcfs, computed / ptcfs", of_four("computed") / base)
             ratios.add("safetensors slices / ptcfs", measure(ranks, by_slices, whole, given.to) / base)
             ratios.add("torch DCP / ptcfs", measure(ranks, by_dcp, plain + "/dcp", tensors, given.to) / base)
             ratios.add("torch DCP, HF / ptcfs",

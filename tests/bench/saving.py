@@ -14,7 +14,6 @@ Printed are ptcfs's times as multiples of theirs, of the same round.
 """
 import os
 import shutil
-import sys
 import time
 
 import bench
@@ -26,17 +25,17 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
 import peers  # noqa: E402
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "python"))
-import ptc  # noqa: E402
+from peers import ptc  # noqa: E402
 
 RANKS = peers.BEFORE
 
 
 def own_part(rank, tensors):
-    """Bytes that are not all zero, and pages that have been touched."""
-    return {name: torch.full(peers.extents(peers.part(shape, peers.cut_by_tp(name), rank, RANKS)), 1.0 + rank,
-                             dtype=torch.bfloat16) for name, _, shape in tensors}
+    """Bytes that are not all zero, and pages that have been touched. What all ranks hold is equal."""
+    def value(axis):
+        return 1.0 if axis is None else 1.0 + rank
+    return {name: torch.full(peers.extents(peers.part(shape, peers.cut_by_tp(name), rank, RANKS)),
+                             value(peers.cut_by_tp(name)), dtype=torch.bfloat16) for name, _, shape in tensors}
 
 
 def by_ptcfs(rank, job_path, name, tensors, config):

@@ -1,14 +1,20 @@
 """tools/python: what is loaded is what was asked for, or refused by name; on a real mount."""
 import argparse
+import contextlib
+import json
 import os
+import shutil
+import subprocess
 import sys
 
+import models
 import mount
 import ranks
 
 sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import lying  # noqa: E402  pylint: disable=wrong-import-position
 
 
 def network():
@@ -273,6 +279,91 @@ assert ptc.load(path + "/checkpoints/a/layouts/tp1-pp1-dp4")["model"]["w"].tolis
                 ptc.save({"w": torch.ones(2)}, job.file(place))
         with self.assertRaisesRegex(FileNotFoundError, "ptc.Job.create"):
             ptc.Job(self.mount.path + "/nobody_made_it")
+
+
+class InPlace(ranks.TestCase):
+    """What would be computed is read from where its bytes lie, into memory of the process."""
+    LAYOUTS = ({"tp": 8}, {"tp": 1}, {"tp": 2, "pp": 2, "dp": 2}, {"dp": 4, "optimizer": "fsdp"},
+               {"tp": 2, "dp": 3, "optimizer": "zero1"}, {"tp": 4})
+
+    def setUp(self):
+        """A Llama and its moments, stored as four ranks of tensor parallelism have them."""
+        super().setUp()
+        model = models.Llama()
+        torch.manual_seed(7)
+        weights = {tensor.name: torch.rand(tensor.shape).to(torch.bfloat16) for tensor in model.tensors}
+        moments = {name: {"exp_avg": torch.rand(value.shape), "step": torch.tensor(3.0)} for name, value in weights.items()}
+        self.job = ptc.Job.create(f"{self.mount.path}/in_place_{self.id().rpartition('.')[2]}")
+        self.job.save({"model": weights, "optim": {"state": moments}, "step": 3}, "a", files={"config.json": model.config})
+        self.layouts = []  # by their names, of which some are known once the layout was in force
+        for sizes in self.LAYOUTS:
+            self.job.set_layout({"tp": 1, "pp": 1, "dp": 1, **sizes})
+            self.layouts.append(os.path.basename(self.job.current))
+
+    def gathered(self):
+        with open(self.mount.path + "/.ptc/metrics", encoding="utf-8") as file:
+            return sum(float(line.split()[-1]) for line in file if line.startswith("ptcfs_gather_cache_gathered_bytes_total"))
+
+    def paths(self):
+        """Of each rank of each layout: its directory, and whether it is stored as it is."""
+        for name in self.layouts:
+            where = self.job.file("checkpoints/a/layouts/" + name)
+            for rank in range(len(os.listdir(where + "/rank"))):
+                yield f"{where}/rank/{rank}", name == self.layouts[-1]
+
+    def test_equals_what_is_computed(self):
+        before = self.gathered()
+        copies = {path: ptc.load(path, copy=True) for path, _ in self.paths()}
+        self.assertEqual(self.gathered(), before)
+        for path, stored in self.paths():
+            with self.subTest(path):
+                self.assert_equal(copies[path], ptc.load(path))
+                described = json.loads(mount.read_text(path + "/.sources.json"))
+                self.assertEqual(sorted(described["files"]), [] if stored else ["model.safetensors", "optim.safetensors"])
+                self.assertNotIn(".sources.json", os.listdir(path))
+        self.assertGreater(self.gathered(), before)
+
+    def test_one_tensor_after_the_other(self):
+        """As it is done for a device."""
+        for path, stored in self.paths():
+            with self.subTest(path), lying.sources_of(path) or contextlib.nullcontext() as sources:
+                self.assertEqual(sources is None, stored)
+                for name, described in (sources.files if sources else {}).items():
+                    file = lying.Gathered(f"{path}/{name}", sources, described, at_once=False)
+                    mapped = ptc.safetensors.Mapped(f"{path}/{name}")
+                    self.assertEqual(file.entries, mapped.entries)
+                    for tensor in reversed(list(file.entries)):
+                        self.assert_equal(file.tensor(tensor), mapped.tensor(tensor))
+
+    def test_without_torch(self):
+        """By NumPy; numbers only, as it has no bfloat16."""
+        text = ("import sys; sys.modules['torch'] = None; sys.path.insert(0, sys.argv[1]); import ptc, numpy\n"
+                "for path in sys.argv[2:]:\n"
+                "    one, two = ptc.load(path, copy=True), ptc.load(path)\n"
+                "    for name in two['model']: assert numpy.array_equal(one['model'][name], two['model'][name]), name\n"
+                "    assert one['optim']['state'].keys() == two['optim']['state'].keys()\n")
+        subprocess.run([sys.executable, "-c", text, ranks.PACKAGE, *(path for path, _ in self.paths())], check=True)
+
+    def test_is_memory_of_its_own(self):
+        """Also while the layout changes, and after the checkpoint is gone."""
+        path = self.job.file("checkpoints/a/layouts/tp2-pp1-dp1/rank/1")
+        expected = {name: value.clone() for name, value in ptc.load(path)["model"].items()}
+        stored = ptc.load(self.job.path, rank=2, copy=True)["model"]
+        of_stored = {name: value.clone() for name, value in ptc.load(self.job.path, rank=2)["model"].items()}
+        self.job.set_layout(wait=False, tp=2)
+        loaded = [ptc.load(path, copy=True)["model"] for _ in range(5)]
+        self.job.wait()
+        shutil.rmtree(self.job.file("checkpoints/a"))
+        for one in loaded:
+            self.assert_equal(one, expected)
+        self.assert_equal(stored, of_stored)
+
+    def test_of_a_file_nobody_can_read(self):
+        """Who may not read all of the rank's files is not told where they lie."""
+        path = self.job.file("checkpoints/a/layouts/tp2-pp1-dp1/rank/1")
+        self.assertEqual(os.stat(path + "/.sources.json").st_mode & 0o777, os.stat(path + "/model.safetensors").st_mode & 0o777)
+        with self.assertRaises(OSError):
+            open(path + "/.sources.json", "w", encoding="utf-8")
 
 
 if __name__ == "__main__":

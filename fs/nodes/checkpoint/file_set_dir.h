@@ -17,6 +17,7 @@ class FileSetDir : public FrozenDir {
              FileSetSourceRef source, const FileSet& set, std::string prefix);
 
  protected:
+  const FileSetSourceRef& source() const { return source_; }
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
   FsResult<uint64_t> subdirectories() override;

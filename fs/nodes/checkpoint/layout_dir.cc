@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "fs/nodes/checkpoint/megatron_dir.h"
+#include "fs/nodes/checkpoint/sources_file.h"
 
 namespace ptc {
 namespace {
@@ -68,7 +69,11 @@ FsResult<std::vector<DirEntry>> RanksDir::entries() {
 }
 
 FsResult<NodeRef> RankDir::find(const std::string& name) {
-  if (name != "tensors") return FileSetDir::find(name);
+  if (name != "tensors") {
+    FsResult<NodeRef> file = FileSetDir::find(name);
+    if (file.has_value() || name != SourcesFile::kName) return file;
+    return intern(std::make_shared<SourcesFile>(checkpoint(), child_key(name), source()));
+  }
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
   auto make = [of = checkpoint()->checkpoint, spec = spec_, rank = rank_] {

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import io
 import json
@@ -11,7 +12,7 @@ import re
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import group, safetensors, state as states
+from . import group, lying, safetensors, state as states
 from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_or_none
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
@@ -22,7 +23,8 @@ _VALUES = "values.pt"  # what the daemon has of DCP's own files beside tensors
 _TORCH_FILES = (".pt", ".pth")
 
 
-def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False) -> Dict[str, Any]:
+def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False,
+         copy: bool = False) -> Dict[str, Any]:
     """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
 
     A job, and its `current`, stand for the newest checkpoint that is committed, under the layout in force; all
@@ -31,6 +33,9 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     Hugging Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
     before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise they
     are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}.
+
+    `copy`: into memory of this process alone. So, and for a device, what the layout in force is not made of is read
+    from where its bytes lie, and not computed first: the fastest way to all of a rank's state.
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
     what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
@@ -50,9 +55,12 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     origin = Origin.of(where)
     values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
     found = False
-    for path in _files(where):
-        mapped, found = safetensors.Mapped(path), True
-        file = os.path.relpath(path, where)
+    on_device = device is not None and not numpy and str(device) != "cpu"
+    files = _open_files(where, copy, on_device)
+    for mapped in files:
+        found = True
+        file = os.path.relpath(mapped.path, where)
+        section = section_of(file)
         for name in mapped.entries:
             tensor = mapped.tensor(name, numpy)
             tensor = tensor if device is None or numpy else tensor.to(device)
@@ -62,9 +70,9 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
             if file in dcp["sections"] and fqn in dcp["paths"]:
                 values.append((dcp["paths"][fqn], tensor))
             else:
-                sections.setdefault(section_of(file), {})[name] = tensor
+                sections.setdefault(section, {})[name] = tensor
         if file not in dcp["sections"]:
-            sections.setdefault(section_of(file), {})
+            sections.setdefault(section, {})
     if text is None and not found:
         return _saved_by_torch(where, device)
     if text is None and os.path.isfile(os.path.join(where, _VALUES)) and torch_or_none() is not None:
@@ -187,6 +195,17 @@ def section_of(file: str) -> str:
     stem = os.path.splitext(name)[0]
     shard = re.fullmatch(states.SHARD, stem)
     return shard[1] if shard else stem
+
+
+def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors.InMemory]:
+    """One after the other; of a device nobody has more than one tensor of each, until it asks for the next."""
+    with (lying.sources_of(where) if copy or on_device else None) or contextlib.nullcontext() as sources:
+        for path in _files(where):
+            described = sources.files.get(os.path.relpath(path, where)) if sources else None
+            if sources and described:
+                yield lying.Gathered(path, sources, described, at_once=not on_device)
+            else:
+                yield lying.copied(path) if copy and not on_device else safetensors.Mapped(path)
 
 
 def _files(where: str) -> Iterator[str]:

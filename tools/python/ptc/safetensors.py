@@ -74,29 +74,27 @@ def _write_all(file: int, parts: List[memoryview]) -> None:
             parts[0] = parts[0][done:]
 
 
-class Mapped:
-    """A file of safetensors in memory as it lies: reading a tensor reads nothing before it is used.
+class InMemory:
+    """A file of safetensors whose bytes are in memory, which its tensors keep.
 
-    Tensors may be written to; that changes neither the file nor what others see. They keep the mapping.
     Errors: ValueError for what is no such file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, memory: Any, size: int, header: Optional[bytes] = None) -> None:
+        """`header`: where `memory` has it not, or is None."""
         self.path = path
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < 8:
-                raise ValueError(f"{path} is no file of safetensors: it has {size} bytes")
-            self._memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-        length = int.from_bytes(self._memory[:8], "little")
+        self._memory = memory
+        if size < 8:
+            raise ValueError(f"{path} is no file of safetensors: it has {size} bytes")
+        length = int.from_bytes(memory[:8], "little") if header is None else len(header)
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"{path} is no file of safetensors: its header would have {length} bytes")
-        header = json.loads(self._memory[8:8 + length])
-        if not isinstance(header, dict):
+        parsed = json.loads(memory[8:8 + length] if header is None else header)
+        if not isinstance(parsed, dict):
             raise ValueError(f"{path} is no file of safetensors: its header is no object")
-        self.metadata: Dict[str, str] = header.pop("__metadata__", {})
+        self.metadata: Dict[str, str] = parsed.pop("__metadata__", {})
         self.entries: Dict[str, Entry] = {}
-        for name, entry in header.items():
+        for name, entry in parsed.items():
             try:
                 dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
                 lies = 0 <= begin <= end <= size - 8 - length and min(shape, default=0) >= 0
@@ -112,8 +110,25 @@ class Mapped:
 
     def tensor(self, name: str, numpy_arrays: bool = False) -> Any:
         """The tensor, of the file's own memory."""
-        entry = self.entries[name]
-        return array_of(self._memory, entry.dtype, entry.shape, entry.begin, numpy_arrays)
+        return self.array(self._memory, self.entries[name], numpy_arrays)
+
+    @staticmethod
+    def array(memory: Any, entry: Entry, numpy_arrays: bool) -> Any:
+        """An array over memory in which it lies."""
+        return array_of(memory, entry.dtype, entry.shape, entry.begin, numpy_arrays)
+
+
+class Mapped(InMemory):
+    """A file of safetensors in memory as it lies: reading a tensor reads nothing before it is used.
+
+    Tensors may be written to; that changes neither the file nor what others see. They keep the mapping.
+    """
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size >= 8 else None
+        super().__init__(path, memory, size)
 
 
 def read_header_of_npy(memory: Any) -> Tuple[Tuple[int, ...], int]:

@@ -1,0 +1,156 @@
+"""Files of a rank that are computed when they are read, taken from where their bytes lie instead."""
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from bisect import bisect_left
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from . import safetensors
+from .arrays import torch_or_none
+
+_FILE = ".sources.json"  # of a rank's directory: reshard/checkpoint/byte_sources.h says what is in it
+_READ_BYTES = 1 << 30  # of one call
+_RUN_BYTES = 1 << 16  # longer ones are read, not mapped
+
+
+def memory_of(size: int) -> mmap.mmap:
+    """Memory of this process, all zero, in huge pages where they are allowed."""
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # a kernel without them
+    return memory
+
+
+def read(file: int, into: memoryview, offset: int, path: str) -> None:
+    """All of it. ValueError: the file is shorter."""
+    while into.nbytes:
+        done = os.preadv(file, [into[:_READ_BYTES]], offset)
+        if not done:
+            raise ValueError(f"{path} ends at byte {offset}")
+        into, offset = into[done:], offset + done
+
+
+def copied(path: str) -> safetensors.InMemory:
+    """A file of safetensors in memory of this process."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        memory = memory_of(size)
+        read(file, memoryview(memory)[:size], 0, path)
+    finally:
+        os.close(file)
+    return safetensors.InMemory(path, memory, size)
+
+
+class Sources:
+    """The files that what a rank loads lies in, open as long as this is."""
+
+    def __init__(self, checkpoint: str, text: Mapping[str, Any]) -> None:
+        """OSError: one cannot be opened."""
+        self.files: Dict[str, Dict[str, Any]] = text["files"]
+        self._paths = [os.path.join(checkpoint, path) for path in text["sources"]]
+        self._open: List[int] = []
+        self._mapped: Dict[int, mmap.mmap] = {}
+        try:
+            for path in self._paths:
+                self._open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Tensors that were read stay."""
+        while self._open:
+            os.close(self._open.pop())
+        self._mapped.clear()
+
+    def __enter__(self) -> "Sources":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def copy(self, copies: Sequence[Sequence[int]], into: memoryview, begin: int) -> None:
+        """Carries out copies into memory that has the bytes of the file from `begin` on."""
+        for source, offset, at, run, *levels in copies:
+            if not levels and run >= _RUN_BYTES:
+                read(self._open[source], into[at - begin:][:run], offset, self._paths[source])
+            else:
+                _copy_runs(self._map(source), offset, into, at - begin, run, levels)
+
+    def _map(self, source: int) -> mmap.mmap:
+        if source not in self._mapped:
+            # To be written to only because torch.frombuffer warns otherwise; nobody does.
+            self._mapped[source] = mmap.mmap(self._open[source], 0, access=mmap.ACCESS_COPY)
+        return self._mapped[source]
+
+
+class Gathered(safetensors.InMemory):
+    """A file of safetensors that nobody computes."""
+
+    def __init__(self, path: str, sources: Sources, described: Mapping[str, Any], at_once: bool) -> None:
+        """`at_once`: all of it into memory that its tensors keep; else each tensor when it is asked for, into memory
+        that the next one takes.
+        """
+        self._sources = sources
+        self._copies = sorted(described["copies"], key=lambda copy: copy[2])
+        self._begins = [copy[2] for copy in self._copies]
+        header = described["header"].encode()
+        self._scratch: Optional[mmap.mmap] = None
+        memory = memory_of(described["bytes"]) if at_once else None
+        super().__init__(path, memory, described["bytes"], header)
+        if memory is not None:
+            sources.copy(self._copies, memoryview(memory), 0)
+
+    def tensor(self, name: str, numpy_arrays: bool = False) -> Any:
+        if self._memory is not None:
+            return super().tensor(name, numpy_arrays)
+        entry = self.entries[name]
+        size = entry.end - entry.begin
+        if self._scratch is None or len(self._scratch) < size:
+            self._scratch = memory_of(max(size, max(one.end - one.begin for one in self.entries.values())))
+        into = memoryview(self._scratch)[:size]
+        first, last = (bisect_left(self._begins, place) for place in (entry.begin, entry.end))
+        copies = self._copies[first:last]
+        if sum(run * math.prod(levels[::3]) for _, _, _, run, *levels in copies) < size:
+            into[:] = bytes(size)  # what none reaches
+        self._sources.copy(copies, into, entry.begin)
+        return self.array(self._scratch, entry._replace(begin=0, end=size), numpy_arrays)
+
+
+def sources_of(where: str) -> Optional[Sources]:
+    """Of a rank's directory; None: nothing of it is better read elsewhere, or it is no directory of ptcfs."""
+    head, found, _ = where.rpartition("/layouts/")
+    if not found:
+        return None
+    try:
+        with open(os.path.join(where, _FILE), encoding="utf-8") as file:
+            text = json.load(file)
+        return Sources(head, text) if text["files"] else None
+    except OSError:
+        return None  # an older ptcfs; or not one of them can be had, and whoever reads the files learns why
+
+
+def _copy_runs(source: Any, offset: int, target: Any, at: int, run: int, levels: Sequence[int]) -> None:
+    counts, source_strides, target_strides = levels[::3], levels[1::3], levels[2::3]
+    numbers = (offset, at, run, *source_strides, *target_strides)
+    size = next(size for size in (8, 4, 2, 1) if all(number % size == 0 for number in numbers))
+    shape = (*counts, run // size)
+    torch = torch_or_none()
+    if torch is None:
+        import numpy
+        arrays = [numpy.ndarray(shape, f"<u{size}", memory, begin, (*strides, size))
+                  for memory, begin, strides in ((target, at, target_strides), (source, offset, source_strides))]
+        numpy.copyto(arrays[0], arrays[1])
+        return
+    kind = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[size]
+    views = [torch.frombuffer(memory, dtype=kind, count=len(memory) // size)
+             .as_strided(shape, [*(stride // size for stride in strides), 1], begin // size)
+             for memory, begin, strides in ((target, at, target_strides), (source, offset, source_strides))]
+    views[0].copy_(views[1])
