@@ -371,6 +371,7 @@ class Taken(Trees):
         name = "imported"
         done = self.mount.ptc("import", name, self.temporary("run"))
         self.assertIn("iter_0000100 is what latest_checkpointed_iteration.txt names; left out: iter_0000050", done.stderr)
+        self.assertIn(f"{name}: in layout tp1-pp2-dp1, as it was written", done.stdout)  # it is new
         self.expect_layouts(mount.Job(self.mount, name), model)
         os.remove(self.temporary("run/latest_checkpointed_iteration.txt"))
         done = self.mount.ptc("import", name, self.temporary("run"), "--name", "other", check=False)

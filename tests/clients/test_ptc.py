@@ -82,9 +82,12 @@ class Ptc(mount.TestCase):
     def test_import_of_ranks_with_their_layout(self):
         model = models.Gpt2()
         model.write_ranks(self.temporary("ranks"), 2, 3)
-        self.mount.ptc("import", "ranks/step7", self.temporary("ranks"), "--layout", "tp2-pp3-dp1",
-                       "--move")
+        done = self.mount.ptc("import", "ranks/step7", self.temporary("ranks"), "--layout", "tp2-pp3-dp1",
+                              "--move")
+        self.assertIn("ranks: in layout tp2-pp3-dp1, as it was written", done.stdout)
         job = mount.Job(self.mount, "ranks")
+        job.wait()
+        self.assertIn("tp2-pp3-dp1", os.readlink(job.file("current")))
         found = models.read_safetensors(job.rank_file("step7", "tp1-pp1-dp1", 0))
         self.assertEqual(found, {t.name: t for t in model.tensors})
         self.assertEqual([f for _, _, files in os.walk(self.temporary("ranks")) for f in files], [])
@@ -226,7 +229,9 @@ class Ptc(mount.TestCase):
             found = models.read_safetensors(self.temporary(f"ranks/rank/{rank}/model.safetensors"))
             held = model.rank_tensors(2, 2, rank % 2, rank // 2)
             self.assertEqual(found, {t.name: t for t in held})
-        self.mount.ptc("import", "again", self.temporary("ranks"))
+        self.mount.ptc("import", "again", self.temporary("ranks"))  # a new job, in the layout that lies there
+        self.assertEqual({key: mount.read_json(self.mount.path + "/again/layout.json")[key] for key in ("tp", "pp", "dp")},
+                         {"tp": 2, "pp": 2, "dp": 1})
         self.mount.ptc("export", "again", self.temporary("one"), "--layout", "tp1-pp1-dp1",
                        "--rank", 0)
         found = models.read_safetensors(self.temporary("one/model.safetensors"))

@@ -80,6 +80,10 @@ class Space(mount.TestCase):
         for name in ("one", "two"):
             self.commit(job, name)
         self.fill(job.incoming("three") + "/rank")
+        models.Llama().write_hf(self.temporary("model"))
+        refused = self.mount.ptc("import", f"{job.name}/four", self.temporary("model"), check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertRegex(refused.stderr, "No space left on device\nThe store is full: ptc rm .* --memory")
         self.mount.stop(kill=True)
         self.mount.start()
         self.assertLess(self.free(), 1 << 20)

@@ -188,12 +188,19 @@ Result<> check_not_committed(const Target& target) {
                     target.name());
 }
 
-/// Makes room for the copy: the job, and a fresh incoming/<name>.
-Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) {
-  if (!exists(target.job_dir())) {
-    if (::mkdir(target.job_dir().c_str(), 0777) == 0) fmt::print("{}: new job\n", target.job);
-    else if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
+/// Whether the job was made now.
+Result<bool> make_job(const Target& target) {
+  if (exists(target.job_dir())) return false;
+  if (::mkdir(target.job_dir().c_str(), 0777) == 0) {
+    fmt::print("{}: new job\n", target.job);
+    return true;
   }
+  if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
+  return false;
+}
+
+/// A fresh incoming/<name>.
+Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) {
   PTC_TRY(check_not_committed(target));
   const std::string incoming = target.job_dir() + "/incoming/" + target.checkpoint;
   auto staging = IncomingDir::make(incoming, options.force);
@@ -211,15 +218,46 @@ Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) 
   return std::move(still_free).error();
 }
 
+Result<> save_layout(const std::string& directory, const json::object& layout) {
+  const std::string path = directory + "/layout.json";
+  std::string text = pretty_json(layout);
+  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0666));
+  PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
+  if (::close(fd.release()) != 0) return errno_error(errno, path);
+  return ok();
+}
+
 Result<> write_layout(const std::string& incoming, const std::string& layout) {
   if (layout.empty()) return ok();
   PTC_TRY(auto object, layout_of_file_or_name(layout));
-  std::string text = pretty_json(object);
-  PTC_TRY(auto fd,
-          open_file(AT_FDCWD, incoming + "/layout.json", O_WRONLY | O_CREAT | O_TRUNC, 0666));
-  PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(text)), 0));
-  if (::close(fd.release()) != 0) return errno_error(errno, incoming + "/layout.json");
-  return ok();
+  return save_layout(incoming, object);
+}
+
+/// The layout that the checkpoint was written in: that which was given, or lay beside rank/, or
+/// what the daemon found. kInvalidArgument: it cannot be said in one.
+Result<json::object> layout_written(const Target& target, const ImportOptions& options) {
+  if (!options.layout.empty()) return layout_of_file_or_name(options.layout);
+  const std::string beside = options.directory + "/layout.json";
+  if (has_ranks(options.directory) && exists(beside)) return layout_of_file_or_name(beside);
+  PTC_TRY(const auto meta, read_json_file(target.checkpoint_dir() + "/meta.json"));
+  return layout_of_name(text_field(meta, "written_as"));
+}
+
+/// A job that was made for this checkpoint is in the layout of those who wrote it: nothing is moved
+/// before somebody asks for it.
+void take_layout(const Target& target, const ImportOptions& options) {
+  auto layout = layout_written(target, options);
+  auto status = read_status(target);
+  if (!layout || !status || status.value().wanted != kWholeModel) return;
+  if (layout.value() == layout_of_name(kWholeModel).value()) return;
+  if (auto saved = save_layout(target.job_dir(), layout.value()); !saved) {
+    fmt::print(stderr, "ptc: {} stays in layout {}: {}\n", target.job, kWholeModel,
+               saved.error().message());
+    return;
+  }
+  auto now = read_status(target);
+  if (now && now.value().wanted != kWholeModel)
+    fmt::print("{}: in layout {}, as it was written\n", target.job, now.value().wanted);
 }
 
 std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
@@ -357,6 +395,17 @@ Result<> refuse_special_files(const CopyList& list, const std::string& directory
   return ok();
 }
 
+/// What to do when there is no room for a copy.
+Error with_advice(Error error) {
+  const int value = error.errno_value();
+  if (value != ENOSPC && value != EDQUOT) return error;
+  const char* advice =
+      value == ENOSPC ? "The store is full: ptc rm JOB/CHECKPOINT makes room (ptc ls), and so does "
+                        "ptcfs with a larger --memory"
+                      : "That is the limit of this job or user: ptc rm JOB/CHECKPOINT makes room";
+  return Error(error.code(), fmt::format("{}\n{}", error.message(), advice), value);
+}
+
 Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(auto target, find_target(context.mount_option, options.job, true));
   if (target.checkpoint.empty()) target.checkpoint = options.name;
@@ -370,6 +419,7 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(auto list, files_of(options));
   PTC_TRY(refuse_special_files(list, options.directory));
 
+  PTC_TRY(const bool is_new, make_job(target));
   PTC_TRY(auto staging, prepare(target, options));
   Progress progress("importing " + target.name(), list.bytes);
   auto copied = copy_files(list, staging.inside(), progress);
@@ -379,7 +429,7 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
     if (!staging.is_at_its_name()) return taken_meanwhile(target, staging);
     // Half a copy is of no use, and may be what fills the store.
     staging.remove();
-    return staging.named(std::move(copied).error());
+    return with_advice(staging.named(std::move(copied).error()));
   }
   double copy_seconds = progress.seconds();
   Progress commit_time("");
@@ -390,6 +440,7 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   fmt::print("{}: {} in {} file{} copied in {}, committed in {}\n", target.name(),
              format_size(list.bytes), list.items.size(), list.items.size() == 1 ? "" : "s",
              format_duration(copy_seconds), format_duration(commit_seconds));
+  if (is_new) take_layout(target, options);
   return kDone;
 }
 
