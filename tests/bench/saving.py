@@ -10,7 +10,8 @@ slowest process, from a barrier on:
   torch.save         each process its part, to a tmpfs
   dcp.save           DTensors of the four, to a tmpfs
 
-Printed are ptcfs's times as multiples of theirs, of the same round.
+Each way keeps its last save until the next one is there, as training does; the first of all is not timed. Printed are
+ptcfs's times as multiples of theirs, of the same round.
 """
 import os
 import shutil
@@ -70,15 +71,17 @@ def main():
             time.sleep(given.pause)
             return peers.run(RANKS, body, *arguments)
 
-        for number in range(given.rounds):
-            name = f"step{number}"
+        for number in range(given.rounds + 1):
+            name, before = f"step{number}", f"step{number - 1}"
             ours = measure(by_ptcfs, job.path, name, tensors, config)
-            os.makedirs(plain + "/torch")
-            by_torch_save = measure(by_torch, plain + "/torch", tensors)
-            shutil.rmtree(plain + "/torch")
-            by_dcp_save = measure(by_dcp, plain + "/dcp", tensors)
-            shutil.rmtree(plain + "/dcp")
-            bench.remove(job.checkpoint(name))
+            os.makedirs(f"{plain}/torch/{name}")
+            by_torch_save = measure(by_torch, f"{plain}/torch/{name}", tensors)
+            by_dcp_save = measure(by_dcp, f"{plain}/dcp/{name}", tensors)
+            if number == 0:
+                continue
+            bench.remove(job.checkpoint(before))
+            for peer in ("torch", "dcp"):
+                shutil.rmtree(f"{plain}/{peer}/{before}")
             ratios.add("ptcfs: seconds", ours)
             ratios.add("ptcfs / torch.save", ours / by_torch_save)
             ratios.add("ptcfs / dcp.save", ours / by_dcp_save)
