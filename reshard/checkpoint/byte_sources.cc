@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "reshard/exec/gather.h"
@@ -29,18 +30,24 @@ class Sources {
 
   /// Its place among paths(); nullopt: it is no file of a rank, or not on this node.
   std::optional<uint64_t> place_of(const ImageRef& image) {
-    if (const auto known = places_.find(image.get()); known != places_.end()) return known->second;
     const auto found = index_.find(image.get());
-    if (found == index_.end() || !image->is_here() || !image->has_host_bytes()) return std::nullopt;
-    const StoredImage& stored = stored_->images[found->second];
-    if (stored.path.empty()) return std::nullopt;
+    return found == index_.end() ? std::nullopt : place_of(found->second);
+  }
+  /// Of one of stored().images.
+  std::optional<uint64_t> place_of(size_t number) {
+    const StoredImage& stored = stored_->images[number];
+    const Image* const image = stored.image.get();
+    if (image == nullptr || !image->is_here() || !image->has_host_bytes() || stored.path.empty())
+      return std::nullopt;
+    if (const auto known = places_.find(image); known != places_.end()) return known->second;
     const LayoutSpec& spec = stored_->spec;
     const StateCoords state = state_at(spec, stored.state);
     const uint64_t rank = spec.order.global_rank(
         spec.sizes, RankCoords{.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
     paths_.emplace_back(fmt::format("layouts/{}/rank/{}/{}", spec.name(), rank, stored.path));
-    return places_[image.get()] = paths_.size() - 1;
+    return places_[image] = paths_.size() - 1;
   }
+  const StoredState& stored() const { return *stored_; }
   json::array paths() && { return std::move(paths_); }
 
  private:
@@ -88,6 +95,8 @@ std::optional<json::object> described(const GatherProgram& program, Sources& sou
                       {"copies", std::move(copies)}};
 }
 
+json::array numbers(const Dims& dims) { return json::array(dims.begin(), dims.end()); }
+
 }  // namespace
 
 std::string byte_sources_text(const Checkpoint& checkpoint, const FileSet& files) {
@@ -102,6 +111,31 @@ std::string byte_sources_text(const Checkpoint& checkpoint, const FileSet& files
   }
   return json::serialize(
       json::object{{"files", std::move(described_files)}, {"sources", std::move(sources).paths()}});
+}
+
+std::string tensor_sources_text(const Checkpoint& checkpoint) {
+  const std::vector<TensorInfo>& infos = checkpoint.model().tensors();
+  Sources sources(checkpoint);
+  std::vector<json::array> parts(infos.size());
+  std::vector<std::unordered_set<Box, BoxHash>> known(infos.size());
+  for (size_t i = 0; i < sources.stored().images.size(); ++i) {
+    const auto source = sources.place_of(i);
+    if (!source) continue;
+    for (const ArraySlot& array : sources.stored().layouts()[i].arrays) {
+      if (array.part->flat || dtype_bits(infos[array.tensor].dtype) % 8 != 0) continue;
+      for (const Piece& piece : array.part->pieces) {
+        if (!known[array.tensor].insert(piece.global).second) continue;
+        parts[array.tensor].emplace_back(
+            json::array{*source, array.byte_offset, numbers(array.part->local_shape),
+                        numbers(piece.local_offset), numbers(piece.global.offset),
+                        numbers(piece.global.extent)});
+      }
+    }
+  }
+  json::array tensors;
+  for (json::array& of_tensor : parts) tensors.emplace_back(std::move(of_tensor));
+  return json::serialize(
+      json::object{{"tensors", std::move(tensors)}, {"sources", std::move(sources).paths()}});
 }
 
 }  // namespace ptc

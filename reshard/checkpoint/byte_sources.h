@@ -23,4 +23,15 @@ namespace ptc {
 /// Costs a plan of each of these files. Threads: any.
 std::string byte_sources_text(const Checkpoint& checkpoint, const FileSet& files);
 
+/// Where parts of each tensor lie in files that are stored on this node, for who wants any box of
+/// it; tensors are in the order of meta.json:
+///
+///   {"tensors": [[[0, 4096, [16, 64], [0, 0], [16, 0], [16, 64]], …], …], "sources": ["layouts/…",
+///   …]}
+///
+/// A part is [source, offset in it, shape of the array there, where the part begins in that, where
+/// it begins in the tensor, its extent]. Parts that are equal are there once; not those of flat
+/// cuts (ZeRO-1), nor of types of less than a byte. Cost: O(parts of the node). Threads: any.
+std::string tensor_sources_text(const Checkpoint& checkpoint);
+
 }  // namespace ptc

@@ -3,9 +3,11 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import time
 
 import models
 import mount
@@ -13,6 +15,7 @@ import ranks
 
 sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
+np = mount.require("numpy")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
 from ptc import lying  # noqa: E402  pylint: disable=wrong-import-position
 
@@ -334,6 +337,34 @@ class InPlace(ranks.TestCase):
                     self.assertEqual(file.entries, mapped.entries)
                     for tensor in reversed(list(file.entries)):
                         self.assert_equal(file.tensor(tensor), mapped.tensor(tensor))
+
+    def test_boxes_of_tensors(self):
+        """Any, of a checkpoint that is stored in any layout: by the whole, which the daemon computes."""
+        seed = time.time_ns() % 1000000
+        rng = random.Random(seed)
+
+        def some(shape):
+            begin = tuple(rng.randrange(extent + 1) for extent in shape)
+            return ptc.Box(begin, tuple(rng.randrange(extent - first + 1) for first, extent in zip(begin, shape)))
+        for sizes in self.LAYOUTS:
+            self.job.set_layout({"tp": 1, "pp": 1, "dp": 1, **sizes})
+            before = self.gathered()
+            checkpoint = ptc.Checkpoint(self.job.path)
+            copies = []
+            for info in checkpoint.tensors.values():
+                for part in (ptc.Box((0,) * len(info.shape), info.shape), *(some(info.shape) for _ in range(3))):
+                    copy = torch.full(part.shape, -1.0, dtype=torch.float64)
+                    checkpoint.copy_into(copy, info, part)
+                    copies.append((info, part, copy, checkpoint.read(info, part)))
+            if sizes.get("optimizer") != "zero1":  # which cuts moments flat
+                self.assertEqual(self.gathered(), before)
+            for info, part, copy, view in copies:
+                with self.subTest(seed=seed, layout=sizes, tensor=info.name, part=part):
+                    whole = torch.from_numpy(np.load(f"{checkpoint.path}/{info.path}").view(
+                        {"BF16": np.uint16, "F32": np.float32}[info.dtype]))
+                    whole = whole.view(torch.bfloat16) if info.dtype == "BF16" else whole
+                    self.assert_equal(copy, whole[part.slices].double())
+                    self.assert_equal(view.double(), copy)
 
     def test_without_torch(self):
         """By NumPy; numbers only, as it has no bfloat16."""

@@ -8,6 +8,7 @@
 #include "fs/nodes/checkpoint/file_set_dir.h"
 #include "fs/nodes/checkpoint/frozen_text.h"
 #include "fs/nodes/checkpoint/layouts_dir.h"
+#include "fs/nodes/checkpoint/sources_file.h"
 
 namespace ptc {
 namespace {
@@ -148,6 +149,8 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
                                      : fmt::format("{}\n", of.manifest().consumed.value_or(0));
         }));
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
+  if (name == SourcesFile::kName)
+    return intern(std::make_shared<SourcesFile>(checkpoint(), child_key(name), nullptr));
   if (name != "model" && name != "hf" && name != "dcp") return Errno{ENOENT};
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;

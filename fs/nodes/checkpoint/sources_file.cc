@@ -8,8 +8,10 @@
 
 namespace ptc {
 
-/// Names and shapes are in it: who may read all of the files may read it.
+/// Of files their headers are in it: who may read all of them may read it.
 FsResult<struct stat> SourcesFile::attributes() {
+  if (files_ == nullptr)
+    return checkpoint_->attributes(S_IFREG | 0444, checkpoint_->path_of(key()));
   PTC_TRY(const FileSetRef files, as_fs(files_->get()));
   std::optional<ReadRights> rights;
   for (const FileSet::Entry& entry : files->entries())
@@ -25,9 +27,15 @@ FsResult<struct stat> SourcesFile::attributes() {
 
 FsResult<Opened> SourcesFile::open(const Caller&, int flags) {
   if (!opens_to_read(flags)) return Errno{EROFS};
-  PTC_TRY(const FileSetRef files, as_fs(files_->get()));
-  return Opened{make_text_handle(byte_sources_text(*checkpoint_->checkpoint, *files)),
-                IoMode::kDirect, 0};
+  const Checkpoint& checkpoint = *checkpoint_->checkpoint;
+  std::string text;
+  if (files_ == nullptr) {
+    text = tensor_sources_text(checkpoint);
+  } else {
+    PTC_TRY(const FileSetRef files, as_fs(files_->get()));
+    text = byte_sources_text(checkpoint, *files);
+  }
+  return Opened{make_text_handle(std::move(text)), IoMode::kDirect, 0};
 }
 
 }  // namespace ptc

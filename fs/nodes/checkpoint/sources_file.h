@@ -1,5 +1,5 @@
-// layouts/<layout>/rank/<r>/.sources.json: where the bytes of the rank's files lie
-// (byte_sources.h).
+// .sources.json: of layouts/<layout>/rank/<r>/ where the bytes of the rank's files lie, of a
+// checkpoint where parts of its tensors do (byte_sources.h).
 #pragma once
 
 #include <memory>
@@ -16,6 +16,7 @@ class SourcesFile : public Node {
  public:
   static constexpr const char* kName = ".sources.json";
 
+  /// `files`: of a rank; nullptr: of the checkpoint's tensors.
   SourcesFile(std::shared_ptr<CheckpointView> checkpoint, std::string key, FileSetSourceRef files)
       : Node(std::move(key)), checkpoint_(std::move(checkpoint)), files_(std::move(files)) {}
 

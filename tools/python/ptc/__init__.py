@@ -27,14 +27,14 @@ from .job import Job, Layout
 from .loading import Checkpoint, TensorInfo, load
 from .optimizer import load_model_state, load_optimizer_state, optimizer_state
 from .saving import commit, save
-from .slices import box
+from .slices import Box, box
 
 if TYPE_CHECKING:
     from .dcp import Reader, Writer
 
 __version__ = "0.1.0"
 __all__ = [
-    "Checkpoint", "CommitError", "Job", "Layout", "LayoutError", "PtcError", "Reader", "ReshardError", "TensorInfo",
+    "Box", "Checkpoint", "CommitError", "Job", "Layout", "LayoutError", "PtcError", "Reader", "ReshardError", "TensorInfo",
     "Writer", "box", "commit", "load", "load_model_state", "load_optimizer_state", "optimizer_state", "save",
 ]
 

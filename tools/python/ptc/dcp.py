@@ -323,7 +323,7 @@ class Reader(StorageReader):
                 continue
             part = Box(tuple(item.storage_offsets), tuple(item.lengths))
             target = planner.resolve_tensor(item).detach()
-            target.copy_(checkpoint.read(self._of_name[fqn], part))
+            checkpoint.copy_into(target, self._of_name[fqn], part)
             planner.commit_tensor(item, target)
         return _done(None)
 

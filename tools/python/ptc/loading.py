@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, lying, safetensors, state as states
-from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_or_none
+from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_dtype, torch_or_none
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
 
@@ -374,6 +374,7 @@ class TensorInfo(NamedTuple):
     dtype: str  # of safetensors
     shape: Tuple[int, ...]
     path: str  # of its .npy
+    number: int  # in meta.json
 
 
 class Checkpoint:
@@ -393,8 +394,9 @@ class Checkpoint:
         with open(os.path.join(self.path, "meta.json"), encoding="utf-8") as file:
             self.meta: Dict[str, Any] = json.load(file)
         self.tensors: Dict[Tuple[str, str], TensorInfo] = {}
-        for one in self.meta["tensors"]:
-            info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"])
+        self._parts: Optional[lying.Parts] = None  # not asked for yet
+        for number, one in enumerate(self.meta["tensors"]):
+            info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"], number)
             self.tensors[info.file, info.name] = info
         self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
 
@@ -444,13 +446,43 @@ class Checkpoint:
                 0 <= begin and 0 <= extent and begin + extent <= all_of_it
                 for begin, extent, all_of_it in zip(part.offset, part.shape, info.shape)):
             raise ValueError(f"{info.name} is {info.shape}, and has no {part}")
+        as_numpy = torch_or_none() is None
+        found = self._made_of(info, part)
+        if len(found) == 1:
+            with contextlib.suppress(OSError):
+                return self._where_it_lies().array(*found[0], info.dtype, as_numpy)
         memory, data = self._map(info)
         run = row_runs(info.shape, part.offset, part.shape)
         size = ITEM_BYTES[info.dtype]
-        as_numpy = torch_or_none() is None
         if run is not None:
             return array_of(memory, info.dtype, part.shape, data + run[0] * size, as_numpy)
         return array_of(memory, info.dtype, info.shape, data, as_numpy)[part.slices]
+
+    def copy_into(self, target: Any, tensor: Union[str, TensorInfo], part: Optional[Box] = None) -> None:
+        """Copies a tensor, or a box of it, into one of PyTorch's of that shape, each byte once from where it lies. KeyError;
+        ValueError: the tensor has no such box.
+        """
+        info = self.info(tensor) if isinstance(tensor, str) else tensor
+        part = part or whole(info.shape)
+        found = self._made_of(info, part)
+        try:
+            pieces = [(common, self._where_it_lies().array(one, common, info.dtype, False)) for one, common in found]
+        except OSError:
+            pieces = []
+        if not pieces:
+            target.copy_(self.read(info, part))
+        for common, piece in pieces:
+            at = tuple(slice(begin - first, begin - first + extent) for begin, first, extent
+                       in zip(common.offset, part.offset, common.shape))
+            target[at].copy_(piece)
+
+    def _where_it_lies(self) -> lying.Parts:
+        if self._parts is None:
+            self._parts = lying.Parts(self.path)
+        return self._parts
+
+    def _made_of(self, info: TensorInfo, part: Box) -> List[Tuple[lying.Part, Box]]:
+        return self._where_it_lies().of(info.number, part) if part.elements else []
 
     def fill(self, state: Mapping[str, Any], file: Optional[str] = None) -> None:
         """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this
@@ -468,14 +500,16 @@ class Checkpoint:
                 raise ValueError(f"{name} is on the meta device and cannot take values: module.to_empty(device=…) comes "
                                  "first")
             if into.numel():
-                into.copy_(self.read(info, box_of(target)))
+                self.copy_into(into, info, box_of(target))
 
     def dtensor(self, name: str, mesh: Any, placements: Sequence[Any], device: Any = None) -> Any:
         """A tensor as DTensor on a mesh; each rank reads its own box."""
         import torch
         from torch.distributed.tensor import DTensor
         info = self.info(name)
-        part = self.read(info, mesh=mesh, placements=placements).contiguous()
+        wanted = box(info.shape, mesh, placements)
+        part = torch.empty(wanted.shape, dtype=torch_dtype(info.dtype))
+        self.copy_into(part, info, wanted)
         stride = 1
         strides: List[int] = []
         for extent in reversed(info.shape):

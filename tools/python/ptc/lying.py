@@ -1,4 +1,4 @@
-"""Files of a rank that are computed when they are read, taken from where their bytes lie instead."""
+"""What would be computed when it is read, taken from where its bytes lie instead: files of a rank, boxes of tensors."""
 from __future__ import annotations
 
 import json
@@ -6,14 +6,16 @@ import math
 import mmap
 import os
 from bisect import bisect_left
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import safetensors
-from .arrays import torch_or_none
+from .arrays import ITEM_BYTES, array_of, row_runs, torch_or_none
+from .slices import Box
 
-_FILE = ".sources.json"  # of a rank's directory: reshard/checkpoint/byte_sources.h says what is in it
+_FILE = ".sources.json"  # of a rank's directory, or a checkpoint: reshard/checkpoint/byte_sources.h says what is in it
 _READ_BYTES = 1 << 30  # of one call
 _RUN_BYTES = 1 << 16  # longer ones are read, not mapped
+_MANY_PARTS = 64  # that one box would be made of
 
 
 def memory_of(size: int) -> mmap.mmap:
@@ -135,6 +137,60 @@ def sources_of(where: str) -> Optional[Sources]:
         return Sources(head, text) if text["files"] else None
     except OSError:
         return None  # an older ptcfs; or not one of them can be had, and whoever reads the files learns why
+
+
+class Part(NamedTuple):
+    """Of a tensor, what lies in one array of a file."""
+    source: int
+    offset: int  # of the array, in bytes
+    shape: Tuple[int, ...]  # of the array
+    begin: Tuple[int, ...]  # of the part in it
+    box: Box  # in the tensor
+
+    def slices(self, box: Box) -> Tuple[slice, ...]:
+        """Where a box of it is in the array."""
+        return tuple(slice(at - first + begin, at - first + begin + extent) for at, first, begin, extent
+                     in zip(box.offset, self.box.offset, self.begin, box.shape))
+
+
+class Parts:
+    """Where parts of a checkpoint's tensors lie, by their numbers in meta.json."""
+
+    def __init__(self, checkpoint: str) -> None:
+        """With none, where an older ptcfs does not say."""
+        self._checkpoint = checkpoint
+        self._mapped: Dict[int, mmap.mmap] = {}
+        try:
+            with open(os.path.join(checkpoint, _FILE), encoding="utf-8") as file:
+                text = json.load(file)
+        except OSError:
+            text = {"tensors": [], "sources": []}
+        self._sources: List[str] = text["sources"]
+        self._tensors: List[List[Any]] = text["tensors"]
+
+    def of(self, number: int, box: Box) -> List[Tuple[Part, Box]]:
+        """What the box is made of: of each part the box that is in both. Empty: all of it is not here."""
+        found: List[Tuple[Part, Box]] = []
+        for source, offset, shape, begin, *whole in self._tensors[number] if number < len(self._tensors) else ():
+            part = Part(source, offset, tuple(shape), tuple(begin), Box(*map(tuple, whole)))
+            common = part.box.common(box)
+            if common == box:
+                return [(part, box)]
+            if common is not None:
+                found.append((part, common))
+        apart = len(found) <= _MANY_PARTS and all(one.common(other) is None for i, (_, one) in enumerate(found)
+                                                  for _, other in found[:i])
+        return found if apart and sum(common.elements for _, common in found) == box.elements else []
+
+    def array(self, part: Part, box: Box, dtype: str, numpy_arrays: bool) -> Any:
+        """A box of a part, mapped. OSError: its file is not there any more."""
+        if part.source not in self._mapped:
+            with open(os.path.join(self._checkpoint, self._sources[part.source]), "rb") as file:
+                self._mapped[part.source] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        memory, rows = self._mapped[part.source], row_runs(part.shape, [one.start for one in part.slices(box)], box.shape)
+        if rows is not None:
+            return array_of(memory, dtype, box.shape, part.offset + rows[0] * ITEM_BYTES[dtype], numpy_arrays)
+        return array_of(memory, dtype, part.shape, part.offset, numpy_arrays)[part.slices(box)]
 
 
 def _copy_runs(source: Any, offset: int, target: Any, at: int, run: int, levels: Sequence[int]) -> None:

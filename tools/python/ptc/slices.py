@@ -1,7 +1,8 @@
 """Which part of a tensor a rank holds."""
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+import math
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 class Box(NamedTuple):
@@ -13,6 +14,18 @@ class Box(NamedTuple):
     def slices(self) -> Tuple[slice, ...]:
         """For indexing the whole."""
         return tuple(slice(begin, begin + extent) for begin, extent in zip(self.offset, self.shape))
+
+    @property
+    def elements(self) -> int:
+        """How many there are in it."""
+        return math.prod(self.shape)
+
+    def common(self, other: "Box") -> "Optional[Box]":
+        """What is in both; None: nothing."""
+        begin = tuple(map(max, self.offset, other.offset))
+        extent = tuple(min(a + b, c + d) - first for a, b, c, d, first
+                       in zip(self.offset, self.shape, other.offset, other.shape, begin))
+        return Box(begin, extent) if min(extent, default=1) > 0 else None
 
 
 def whole(shape: Sequence[int]) -> Box:
