@@ -15,7 +15,7 @@ layout, each with torch, have their own tensors in memory of their own:
   torch DCP, HF      the same from safetensors, with the HuggingFaceStorageReader
   gloo               the tensors are in the memory of the four processes, and go from each to whom they belong
 
-Times are those of the slowest process, from a barrier on; peers' are multiples of ptcfs's of the round. Bytes read are
+Times are from a barrier on until the last process is done; peers' are multiples of ptcfs's of the round. Bytes read are
 those of the first: multiples of what the new ranks' tensors have.
 """
 import argparse
@@ -80,36 +80,40 @@ def placement(axis):
 
 
 def with_group(rank, ranks, folder, body, *arguments):
-    """One process of a gloo group; what it returns of time is left in a file."""
+    """One process of a gloo group; when it began and ended what is timed is left in a file."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank,
                             world_size=ranks)
     try:
-        seconds = body(rank, *arguments)
+        times = body(rank, *arguments)
     finally:
         dist.barrier()
         dist.destroy_process_group()
-    with open(f"{folder}/seconds-{rank}", "w", encoding="utf-8") as file:
-        file.write(repr(seconds or 0.0))
+    with open(f"{folder}/times-{rank}", "w", encoding="utf-8") as file:
+        json.dump(times or (0, 0), file)
 
 
 def run(ranks, body, *arguments):
-    """Seconds of the slowest of so many processes."""
+    """Seconds from when the first of so many processes begins until the last has ended."""
     folder = tempfile.mkdtemp(prefix="ptcfs-bench-")
     try:
-        multiprocessing.spawn(with_group, (ranks, folder, body, *arguments), nprocs=ranks)
-        return max(float(mount.read_text(f"{folder}/seconds-{rank}")) for rank in range(ranks))
+        # Forked from one that has imported all of this, which takes seconds of a processor each time.
+        os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
+        multiprocessing.set_forkserver_preload(["peers"])
+        multiprocessing.start_processes(with_group, (ranks, folder, body, *arguments), nprocs=ranks, start_method="forkserver")
+        times = [mount.read_json(f"{folder}/times-{rank}") for rank in range(ranks)]
+        return max(end for _, end in times) - min(begin for begin, _ in times)
     finally:
         shutil.rmtree(folder)
 
 
 def timed(body):
     dist.barrier()
-    start = time.perf_counter()
+    begin = time.perf_counter()  # the same clock in all processes
     kept = body()
-    taken = time.perf_counter() - start
+    end = time.perf_counter()
     del kept
-    return taken
+    return begin, end
 
 
 def load_of_its_own(path):

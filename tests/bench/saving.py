@@ -3,8 +3,8 @@
 
     PTC_BIN_DIR=$PWD/build/bin build/venv/bin/python tests/bench/saving.py [--mib 1500] [--rounds 3] [--pause 5]
 
-The state is a Llama in bf16, cut by tensor parallelism into four; each process has its part. The time is that of the
-slowest process, from a barrier on:
+The state is a Llama in bf16, cut by tensor parallelism into four; each process has its part. The time is from a barrier
+on until the last process is done:
 
   ptcfs              ptc.Job.save of each process's part, until the checkpoint is committed
   torch.save         each process its part, to a tmpfs
