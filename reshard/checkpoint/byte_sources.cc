@@ -122,6 +122,7 @@ std::string tensor_sources_text(const Checkpoint& checkpoint) {
     const auto source = sources.place_of(i);
     if (!source) continue;
     for (const ArraySlot& array : sources.stored().layouts()[i].arrays) {
+      if (array.tensor >= infos.size()) continue;  // padding that is kept
       if (array.part->flat || dtype_bits(infos[array.tensor].dtype) % 8 != 0) continue;
       for (const Piece& piece : array.part->pieces) {
         if (!known[array.tensor].insert(piece.global).second) continue;

@@ -397,5 +397,26 @@ class InPlace(ranks.TestCase):
             open(path + "/.sources.json", "w", encoding="utf-8")
 
 
+class InPlaceOfWhat(ranks.TestCase):
+    """What is read from where it lies is of the checkpoint that was asked for, as it was committed."""
+
+    def test_padding_that_is_kept(self):
+        """It is no tensor's, and has a number behind those of tensors."""
+        job, model = self.mount.job("padding"), models.Llama()
+        job.set_layout(tp=2)
+        model.write_ranks(job.incoming("a"), 2, 1)
+        path = job.incoming("a") + "/rank/1/model.safetensors"
+        tensors = models.read_safetensors(path)
+        tensors["lm_head.weight"].data = tensors["lm_head.weight"].data[:-2 * model.hidden] + b"?" * (2 * model.hidden)
+        models.write_safetensors(path, list(tensors.values()))
+        job.commit("a")
+        expected = next(tensor for tensor in model.tensors if tensor.name == "lm_head.weight")
+        for sizes in ({"tp": 2}, {"tp": 1}, {"tp": 4}):
+            job.set_layout(**sizes)
+            found = ptc.Checkpoint(job.path).read("lm_head.weight")
+            self.assertEqual(tuple(found.shape), expected.shape)
+            self.assertEqual(bytes(found.contiguous().view(torch.uint8).flatten().tolist()), expected.data)
+
+
 if __name__ == "__main__":
     mount.main()
