@@ -3,7 +3,9 @@ import argparse
 import contextlib
 import json
 import os
+import pickle
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -400,6 +402,86 @@ class InPlace(ranks.TestCase):
 class InPlaceOfWhat(ranks.TestCase):
     """What is read from where it lies is of the checkpoint that was asked for, as it was committed."""
 
+    def job_of(self, state, **options):
+        job = ptc.Job.create(f"{self.mount.path}/{self.id().rpartition('.')[2]}")
+        job.save({"model": state}, "a", **options)
+        return job
+
+    def test_who_writes_to_what_was_read(self):
+        """Changes nothing that is read then."""
+        checkpoint = ptc.Checkpoint(self.job_of({"w": torch.arange(8.).view(4, 2)}).path)
+        checkpoint.read("w").mul_(2)
+        into = torch.empty(4, 2)
+        checkpoint.copy_into(into, "w")
+        checkpoint.read("w").zero_()
+        self.assert_equal(into, torch.arange(8.).view(4, 2))
+        self.assert_equal(checkpoint.read("w"), into)
+
+    def test_a_tensor_of_another_checkpoint(self):
+        """By its name, and not by its number there."""
+        job = self.job_of({"b": torch.ones(4), "c": torch.full((4,), 2.)})
+        job.save({"model": {"a": torch.zeros(4), "b": torch.full((4,), 3.), "c": torch.full((4,), 4.)}}, "b")
+        info = ptc.Checkpoint(job.file("checkpoints/a")).info("b")
+        self.assertEqual(ptc.Checkpoint(job.file("checkpoints/b")).read(info).tolist(), [3.] * 4)
+
+    def test_another_of_the_name(self):
+        """Is not read by what the first said of its bytes, nor the first by what the second says."""
+        job = self.job_of({"b": torch.ones(4), "c": torch.full((4,), 2.)})
+        first, told = (ptc.Checkpoint(job.file("checkpoints/a")) for _ in range(2))
+        parts = lying.Parts(told.path, told._committed)  # pylint: disable=protected-access
+        job.set_layout(tp=1, pp=1, dp=2, optimizer="fsdp")
+        where = job.file("checkpoints/a/layouts/tp1-pp1-dp1/rank/0")
+        text, committed = lying._said(where)  # pylint: disable=protected-access
+        job.set_layout(tp=1, pp=1, dp=1)
+        state = {name: torch.full((4,), float(number)) for number, name in enumerate("abc", 3)}
+        job.save({"model": state}, "a", overwrite=True)
+        self.assertEqual(first.read("b").tolist(), [4.] * 4)
+        whole = ptc.Box((0,), (4,))
+        with self.assertRaises(FileNotFoundError):
+            parts.array(parts.of(told.info("b").number, whole)[0][0], whole, "F32", False)
+        with self.assertRaises(FileNotFoundError):
+            lying.Sources(job.file("checkpoints/a"), text, committed)
+        self.assert_equal(ptc.load(where, copy=True)["model"], state)
+
+    def test_boxes_and_targets_that_do_not_fit(self):
+        checkpoint = ptc.Checkpoint(self.job_of({"w": torch.ones(4, 4)}).path)
+        for part, shape in ((None, (8, 4)), (ptc.Box((0, 0), (1, 4)), (4, 4)), (ptc.Box((0,), (4,)), (4,)),
+                            (ptc.Box((3, 0), (2, 4)), (2, 4)), (ptc.Box((-1, 0), (1, 4)), (1, 4))):
+            with self.subTest(part=part), self.assertRaises(ValueError):
+                checkpoint.copy_into(torch.zeros(shape), "w", part)
+
+    def test_a_file_of_a_rank_of_that_name(self):
+        """Says nothing."""
+        for text in ("no JSON", "[]", "{}", '{"files": {"model.safetensors": 3}, "sources": ["/etc/passwd"]}'):
+            with self.subTest(text):
+                job = self.job_of({"w": torch.ones(4)}, overwrite=True, files={".sources.json": text})
+                path = job.file("checkpoints/a/layouts/tp1-pp1-dp1/rank/0")
+                self.assertEqual(mount.read_text(path + "/.sources.json"), text)
+                self.assert_equal(ptc.load(path, copy=True)["model"], {"w": torch.ones(4)})
+
+    def test_more_files_than_a_process_may_open(self):
+        whole = torch.arange(4096 * 4.).view(4096, 4)
+        job = self.job_of({"w": whole})
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for number in (150, 300):
+            job.set_layout(tp=1, pp=1, dp=number, optimizer="fsdp")
+            checkpoint = ptc.Checkpoint(job.path)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+            for row in range(0, 4096, 8):
+                into = torch.empty(8, 4)
+                checkpoint.copy_into(into, "w", ptc.Box((row, 0), (8, 4)))
+                self.assert_equal(into, whole[row:row + 8])
+            self.assert_equal(ptc.load(job.file("checkpoints/a/layouts/tp1-pp1-dp1"), rank=0, copy=True)["model"]["w"], whole)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    def test_a_checkpoint_for_another_process(self):
+        """It can be sent there, as before something was read."""
+        checkpoint = ptc.Checkpoint(self.job_of({"w": torch.ones(4)}).path)
+        into = torch.empty(4)
+        checkpoint.copy_into(into, "w")
+        self.assert_equal(pickle.loads(pickle.dumps(checkpoint)).read("w"), into)
+
     def test_padding_that_is_kept(self):
         """It is no tensor's, and has a number behind those of tensors."""
         job, model = self.mount.job("padding"), models.Llama()
@@ -416,6 +498,20 @@ class InPlaceOfWhat(ranks.TestCase):
             found = ptc.Checkpoint(job.path).read("lm_head.weight")
             self.assertEqual(tuple(found.shape), expected.shape)
             self.assertEqual(bytes(found.contiguous().view(torch.uint8).flatten().tolist()), expected.data)
+
+    def test_of_torch_save(self):
+        """A copy is not of the file's pages."""
+        job = self.mount.job("of_torch_save")
+        os.makedirs(job.incoming("a") + "/rank/0")
+        torch.save({"w": torch.ones(1000)}, job.incoming("a") + "/rank/0/state.pt")
+        job.commit("a")
+        for copy in (False, True):
+            tensor = ptc.load(job.file("checkpoints/a"), copy=copy)["w"]
+            with open("/proc/self/maps", encoding="utf-8") as file:
+                mapped = [line for line in file if "state.pt" in line]
+            self.assertEqual(bool(mapped), not copy)
+            self.assert_equal(tensor, torch.ones(1000))
+            del tensor
 
 
 if __name__ == "__main__":

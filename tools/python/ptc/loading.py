@@ -74,9 +74,9 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
         if file not in dcp["sections"]:
             sections.setdefault(section, {})
     if text is None and not found:
-        return _saved_by_torch(where, device)
+        return _saved_by_torch(where, device, copy)
     if text is None and os.path.isfile(os.path.join(where, _VALUES)) and torch_or_none() is not None:
-        return _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None))
+        return _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None, mapped=not copy))
     return states.unflatten(sections, text, numpy, values)
 
 
@@ -103,12 +103,12 @@ def fixed(path: PathLike, together: bool = False) -> str:
     return chosen
 
 
-def _saved_by_torch(where: str, device: Any) -> Dict[str, Any]:
+def _saved_by_torch(where: str, device: Any, copy: bool) -> Dict[str, Any]:
     """What torch.save put into the files of a directory: of one file what that holds, of several by their names."""
     files = [name for name in sorted(os.listdir(where)) if name.endswith(_TORCH_FILES)]
     if not files or torch_or_none() is None:
         raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
-    found = {section_of(name): load_file(os.path.join(where, name), device) for name in files}
+    found = {section_of(name): load_file(os.path.join(where, name), device, mapped=not copy) for name in files}
     alone = next(iter(found.values()))
     return dict(alone) if len(found) == 1 and isinstance(alone, Mapping) else found
 
@@ -133,11 +133,13 @@ def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str,
     return state
 
 
-def load_file(path: str, device: Any, weights_only: bool = True) -> Any:
-    """What torch.save put into a file, mapped where it stays. ValueError: that cannot be had without running code."""
+def load_file(path: str, device: Any, weights_only: bool = True, mapped: bool = True) -> Any:
+    """What torch.save put into a file, where it stays if it is `mapped`. ValueError: that cannot be had without running
+    code.
+    """
     import torch
     try:
-        return torch.load(path, map_location=device or "cpu", mmap=True, weights_only=weights_only)
+        return torch.load(path, map_location=device or "cpu", mmap=mapped, weights_only=weights_only)
     except Exception as error:  # pylint: disable=broad-except
         raise ValueError(f"{path} cannot be loaded without running code ({why_not(error)}). If you trust who wrote it: "
                          "torch.load of that file, or torch.serialization.add_safe_globals") from None
@@ -377,6 +379,16 @@ class TensorInfo(NamedTuple):
     number: int  # in meta.json
 
 
+def _checked(info: TensorInfo, part: Optional[Box]) -> Box:
+    """A box of a tensor, or all of it. ValueError: it has no such box."""
+    part = part or whole(info.shape)
+    if not len(part.offset) == len(part.shape) == len(info.shape) or not all(
+            0 <= begin and 0 <= extent and begin + extent <= all_of_it
+            for begin, extent, all_of_it in zip(part.offset, part.shape, info.shape)):
+        raise ValueError(f"{info.name} is {info.shape}, and has no {part}")
+    return part
+
+
 class Checkpoint:
     """Tensors of a checkpoint as wholes, of which any rank under any layout takes what it wants.
 
@@ -392,6 +404,7 @@ class Checkpoint:
             raise FileNotFoundError(errno.ENOENT, "this is in a job, but in no checkpoint of it", os.fspath(path))
         self.path = os.path.join(place.job, "checkpoints", place.name)
         with open(os.path.join(self.path, "meta.json"), encoding="utf-8") as file:
+            self._committed = os.fstat(file.fileno()).st_mtime_ns
             self.meta: Dict[str, Any] = json.load(file)
         self.tensors: Dict[Tuple[str, str], TensorInfo] = {}
         self._parts: Optional[lying.Parts] = None  # not asked for yet
@@ -441,11 +454,7 @@ class Checkpoint:
         info = self.info(tensor) if isinstance(tensor, str) else tensor
         if mesh is not None:
             part = box(info.shape, mesh, placements or ())
-        part = part or whole(info.shape)
-        if not len(part.offset) == len(part.shape) == len(info.shape) or not all(
-                0 <= begin and 0 <= extent and begin + extent <= all_of_it
-                for begin, extent, all_of_it in zip(part.offset, part.shape, info.shape)):
-            raise ValueError(f"{info.name} is {info.shape}, and has no {part}")
+        part = _checked(info, part)
         as_numpy = torch_or_none() is None
         found = self._made_of(info, part)
         if len(found) == 1:
@@ -463,10 +472,13 @@ class Checkpoint:
         ValueError: the tensor has no such box.
         """
         info = self.info(tensor) if isinstance(tensor, str) else tensor
-        part = part or whole(info.shape)
+        part = _checked(info, part)
+        if tuple(target.shape) != tuple(part.shape):
+            raise ValueError(f"a tensor of {tuple(target.shape)} cannot take {part} of {info.name}")
         found = self._made_of(info, part)
         try:
-            pieces = [(common, self._where_it_lies().array(one, common, info.dtype, False)) for one, common in found]
+            pieces = [(common, self._where_it_lies().array(one, common, info.dtype, False, shared=True))
+                      for one, common in found]
         except OSError:
             pieces = []
         if not pieces:
@@ -478,11 +490,14 @@ class Checkpoint:
 
     def _where_it_lies(self) -> lying.Parts:
         if self._parts is None:
-            self._parts = lying.Parts(self.path)
+            self._parts = lying.Parts(self.path, self._committed)
         return self._parts
 
     def _made_of(self, info: TensorInfo, part: Box) -> List[Tuple[lying.Part, Box]]:
-        return self._where_it_lies().of(info.number, part) if part.elements else []
+        own = self.tensors.get((info.file, info.name))  # `info` may be another checkpoint's
+        if own is None or (own.dtype, own.shape) != (info.dtype, info.shape) or not part.elements:
+            return []
+        return self._where_it_lies().of(own.number, part)
 
     def fill(self, state: Mapping[str, Any], file: Optional[str] = None) -> None:
         """Copies into the tensors of a flat state, by name: a module's state_dict(), DTensors too, of which this

@@ -1,10 +1,12 @@
 """What would be computed when it is read, taken from where its bytes lie instead: files of a rank, boxes of tensors."""
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
 import os
+import resource
 from bisect import bisect_left
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -16,6 +18,7 @@ _FILE = ".sources.json"  # of a rank's directory, or a checkpoint: reshard/check
 _READ_BYTES = 1 << 30  # of one call
 _RUN_BYTES = 1 << 16  # longer ones are read, not mapped
 _MANY_PARTS = 64  # that one box would be made of
+_KEPT = 64  # mappings, of which each has a descriptor
 
 
 def memory_of(size: int) -> mmap.mmap:
@@ -50,18 +53,65 @@ def copied(path: str) -> safetensors.InMemory:
     return safetensors.InMemory(path, memory, size)
 
 
+def _said(directory: str) -> Tuple[Any, int]:
+    """What a directory says of where its bytes lie, and when the checkpoint was committed. OSError: nothing."""
+    with open(os.path.join(directory, _FILE), "rb") as file:
+        stat = os.fstat(file.fileno())
+        if stat.st_size:  # of ptcfs's own nobody knows before how long it is
+            raise FileNotFoundError(errno.ENOENT, "this is a file that somebody wrote", file.name)
+        return json.loads(file.read()), stat.st_mtime_ns
+
+
+def _opened(path: str, committed: int) -> int:
+    """OSError: it cannot be opened, or is one of another checkpoint, which has the name by now."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if os.fstat(file).st_mtime_ns != committed:
+        os.close(file)
+        raise FileNotFoundError(errno.ENOENT, "another checkpoint was committed under this name", path)
+    return file
+
+
+def _map(file: int) -> mmap.mmap:
+    # To be written to only because torch.frombuffer warns otherwise.
+    return mmap.mmap(file, 0, access=mmap.ACCESS_COPY)
+
+
+class _Mapped:
+    """Mappings that were asked for last, by the number of a source. Nobody writes to them."""
+
+    def __init__(self) -> None:
+        self._kept: Dict[int, mmap.mmap] = {}
+
+    def get(self, source: int) -> Optional[mmap.mmap]:
+        found = self._kept.pop(source, None)
+        if found is not None:
+            self._kept[source] = found
+        return found
+
+    def put(self, source: int, memory: mmap.mmap) -> mmap.mmap:
+        while len(self._kept) >= _KEPT:
+            self._kept.pop(next(iter(self._kept)))
+        self._kept[source] = memory
+        return memory
+
+    def __reduce__(self) -> Any:
+        return _Mapped, ()
+
+
 class Sources:
     """The files that what a rank loads lies in, open as long as this is."""
 
-    def __init__(self, checkpoint: str, text: Mapping[str, Any]) -> None:
-        """OSError: one cannot be opened."""
+    def __init__(self, checkpoint: str, text: Mapping[str, Any], committed: int) -> None:
+        """OSError: one cannot be opened, or they are too many."""
         self.files: Dict[str, Dict[str, Any]] = text["files"]
         self._paths = [os.path.join(checkpoint, path) for path in text["sources"]]
         self._open: List[int] = []
-        self._mapped: Dict[int, mmap.mmap] = {}
+        self._mapped = _Mapped()
+        if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * len(self._paths):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), checkpoint)
         try:
             for path in self._paths:
-                self._open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                self._open.append(_opened(path, committed))
         except BaseException:
             self.close()
             raise
@@ -70,7 +120,7 @@ class Sources:
         """Tensors that were read stay."""
         while self._open:
             os.close(self._open.pop())
-        self._mapped.clear()
+        self._mapped = _Mapped()
 
     def __enter__(self) -> "Sources":
         return self
@@ -84,13 +134,8 @@ class Sources:
             if not levels and run >= _RUN_BYTES:
                 read(self._open[source], into[at - begin:][:run], offset, self._paths[source])
             else:
-                _copy_runs(self._map(source), offset, into, at - begin, run, levels)
-
-    def _map(self, source: int) -> mmap.mmap:
-        if source not in self._mapped:
-            # To be written to only because torch.frombuffer warns otherwise; nobody does.
-            self._mapped[source] = mmap.mmap(self._open[source], 0, access=mmap.ACCESS_COPY)
-        return self._mapped[source]
+                memory = self._mapped.get(source) or self._mapped.put(source, _map(self._open[source]))
+                _copy_runs(memory, offset, into, at - begin, run, levels)
 
 
 class Gathered(safetensors.InMemory):
@@ -132,11 +177,10 @@ def sources_of(where: str) -> Optional[Sources]:
     if not found:
         return None
     try:
-        with open(os.path.join(where, _FILE), encoding="utf-8") as file:
-            text = json.load(file)
-        return Sources(head, text) if text["files"] else None
-    except OSError:
-        return None  # an older ptcfs; or not one of them can be had, and whoever reads the files learns why
+        text, committed = _said(where)
+        return Sources(head, text, committed) if text["files"] else None
+    except (OSError, ValueError):
+        return None  # an older ptcfs; or one of them cannot be had, and whoever reads the files learns why
 
 
 class Part(NamedTuple):
@@ -156,14 +200,15 @@ class Part(NamedTuple):
 class Parts:
     """Where parts of a checkpoint's tensors lie, by their numbers in meta.json."""
 
-    def __init__(self, checkpoint: str) -> None:
-        """With none, where an older ptcfs does not say."""
-        self._checkpoint = checkpoint
-        self._mapped: Dict[int, mmap.mmap] = {}
+    def __init__(self, checkpoint: str, committed: int) -> None:
+        """With none, where an older ptcfs does not say, or another checkpoint than that has the name by now."""
+        self._checkpoint, self._committed = checkpoint, committed
+        self._mapped = _Mapped()
         try:
-            with open(os.path.join(checkpoint, _FILE), encoding="utf-8") as file:
-                text = json.load(file)
-        except OSError:
+            text, said_of = _said(checkpoint)
+        except (OSError, ValueError):
+            text, said_of = None, 0
+        if text is None or said_of != committed:
             text = {"tensors": [], "sources": []}
         self._sources: List[str] = text["sources"]
         self._tensors: List[List[Any]] = text["tensors"]
@@ -182,15 +227,22 @@ class Parts:
                                                   for _, other in found[:i])
         return found if apart and sum(common.elements for _, common in found) == box.elements else []
 
-    def array(self, part: Part, box: Box, dtype: str, numpy_arrays: bool) -> Any:
-        """A box of a part, mapped. OSError: its file is not there any more."""
-        if part.source not in self._mapped:
-            with open(os.path.join(self._checkpoint, self._sources[part.source]), "rb") as file:
-                self._mapped[part.source] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        memory, rows = self._mapped[part.source], row_runs(part.shape, [one.start for one in part.slices(box)], box.shape)
+    def array(self, part: Part, box: Box, dtype: str, numpy_arrays: bool, shared: bool = False) -> Any:
+        """A box of a part, mapped; if `shared`, in memory that others have too, and nobody writes to. OSError: its file is
+        not there any more.
+        """
+        memory = (self._mapped.get(part.source) if shared else None) or self._map(part.source, shared)
+        rows = row_runs(part.shape, [one.start for one in part.slices(box)], box.shape)
         if rows is not None:
             return array_of(memory, dtype, box.shape, part.offset + rows[0] * ITEM_BYTES[dtype], numpy_arrays)
         return array_of(memory, dtype, part.shape, part.offset, numpy_arrays)[part.slices(box)]
+
+    def _map(self, source: int, shared: bool) -> mmap.mmap:
+        file = _opened(os.path.join(self._checkpoint, self._sources[source]), self._committed)
+        try:
+            return self._mapped.put(source, _map(file)) if shared else _map(file)
+        finally:
+            os.close(file)
 
 
 def _copy_runs(source: Any, offset: int, target: Any, at: int, run: int, levels: Sequence[int]) -> None:
