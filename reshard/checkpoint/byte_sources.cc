@@ -1,11 +1,13 @@
 #include "reshard/checkpoint/byte_sources.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/json/array.hpp>
-#include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <boost/json/string.hpp>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -57,66 +59,66 @@ class Sources {
   json::array paths_;
 };
 
-/// Of a copy of which all is wanted, or one run of it.
-std::optional<json::array> described(const Transfer& transfer, uint64_t source) {
+// Texts are made as such, for values of JSON take many times as much memory.
+
+/// Of a copy of which all is wanted, or one run of it. False: it is none.
+bool describe(const Transfer& transfer, uint64_t source, std::string& text) {
   StridedCopy copy = transfer.copy;
   if (transfer.begin > copy.target_offset || transfer.end < copy.target_end()) {
-    if (copy.level_count > 0) return std::nullopt;
+    if (copy.level_count > 0) return false;
     const uint64_t from = std::max(transfer.begin, copy.target_offset);
     const uint64_t to = std::min(transfer.end, copy.target_offset + copy.run_bytes);
     copy.source_offset += from - copy.target_offset;
     copy.target_offset = from;
     copy.run_bytes = to - from;
   }
-  json::array text{source, copy.source_offset, copy.target_offset, copy.run_bytes};
+  auto out = std::back_inserter(text);
+  fmt::format_to(out, "[{},{},{},{}", source, copy.source_offset, copy.target_offset,
+                 copy.run_bytes);
   for (uint32_t level = 0; level < copy.level_count; ++level) {
     const StridedCopy::Level& one = copy.levels[level];
-    for (uint64_t number : {one.count, one.source_stride, one.target_stride})
-      text.emplace_back(number);
+    fmt::format_to(out, ",{},{},{}", one.count, one.source_stride, one.target_stride);
   }
-  return text;
+  text += ']';
+  return true;
 }
 
-std::optional<json::object> described(const GatherProgram& program, Sources& sources) {
+std::optional<std::string> described(const GatherProgram& program, Sources& sources) {
   const std::string_view header = program.literals().header();
   if (header.size() < kLengthBytes || program.literals().bytes() != header.size())
     return std::nullopt;
-  json::array copies;
-  copies.reserve(program.transfers().size());
+  std::string text = fmt::format(R"({{"bytes":{},"header":{},"copies":[)", program.bytes(),
+                                 json::serialize(json::string(header.substr(kLengthBytes))));
   for (const Transfer& transfer : program.transfers()) {
     const auto source = sources.place_of(program.sources()[transfer.source_image]);
     if (!source) return std::nullopt;
-    auto copy = described(transfer, *source);
-    if (!copy) return std::nullopt;
-    copies.emplace_back(*std::move(copy));
+    if (text.back() == ']') text += ',';
+    if (!describe(transfer, *source, text)) return std::nullopt;
   }
-  return json::object{{"bytes", program.bytes()},
-                      {"header", header.substr(kLengthBytes)},
-                      {"copies", std::move(copies)}};
+  return std::move(text) + "]}";
 }
-
-json::array numbers(const Dims& dims) { return json::array(dims.begin(), dims.end()); }
 
 }  // namespace
 
 std::string byte_sources_text(const Checkpoint& checkpoint, const FileSet& files) {
   Sources sources(checkpoint);
-  json::object described_files;
+  std::string described_files;
   for (size_t i = 0; i < files.entries().size(); ++i) {
     if (!files.entries()[i].path.ends_with(".safetensors")) continue;
     const Result<FileContentRef> content = files.open(i);
     if (content.has_error() || content.value()->program() == nullptr) continue;
-    if (auto file = described(*content.value()->program(), sources))
-      described_files.emplace(files.entries()[i].path, *std::move(file));
+    if (const auto file = described(*content.value()->program(), sources))
+      described_files += fmt::format("{}{}:{}", described_files.empty() ? "" : ",",
+                                     json::serialize(json::string(files.entries()[i].path)), *file);
   }
-  return json::serialize(
-      json::object{{"files", std::move(described_files)}, {"sources", std::move(sources).paths()}});
+  return fmt::format(R"({{"files":{{{}}},"sources":{}}})", described_files,
+                     json::serialize(std::move(sources).paths()));
 }
 
 std::string tensor_sources_text(const Checkpoint& checkpoint) {
   const std::vector<TensorInfo>& infos = checkpoint.model().tensors();
   Sources sources(checkpoint);
-  std::vector<json::array> parts(infos.size());
+  std::vector<std::string> parts(infos.size());
   std::vector<std::unordered_set<Box, BoxHash>> known(infos.size());
   for (size_t i = 0; i < sources.stored().images.size(); ++i) {
     const auto source = sources.place_of(i);
@@ -126,17 +128,19 @@ std::string tensor_sources_text(const Checkpoint& checkpoint) {
       if (array.part->flat || dtype_bits(infos[array.tensor].dtype) % 8 != 0) continue;
       for (const Piece& piece : array.part->pieces) {
         if (!known[array.tensor].insert(piece.global).second) continue;
-        parts[array.tensor].emplace_back(
-            json::array{*source, array.byte_offset, numbers(array.part->local_shape),
-                        numbers(piece.local_offset), numbers(piece.global.offset),
-                        numbers(piece.global.extent)});
+        std::string& text = parts[array.tensor];
+        fmt::format_to(std::back_inserter(text), "{}[{},{},[{}],[{}],[{}],[{}]]",
+                       text.empty() ? "" : ",", *source, array.byte_offset,
+                       fmt::join(array.part->local_shape, ","), fmt::join(piece.local_offset, ","),
+                       fmt::join(piece.global.offset, ","), fmt::join(piece.global.extent, ","));
       }
     }
   }
-  json::array tensors;
-  for (json::array& of_tensor : parts) tensors.emplace_back(std::move(of_tensor));
-  return json::serialize(
-      json::object{{"tensors", std::move(tensors)}, {"sources", std::move(sources).paths()}});
+  std::string tensors;
+  for (const std::string& of_tensor : parts)
+    fmt::format_to(std::back_inserter(tensors), "{}[{}]", tensors.empty() ? "" : ",", of_tensor);
+  return fmt::format(R"({{"tensors":[{}],"sources":{}}})", tensors,
+                     json::serialize(std::move(sources).paths()));
 }
 
 }  // namespace ptc

@@ -135,7 +135,10 @@ class Sources:
                 read(self._open[source], into[at - begin:][:run], offset, self._paths[source])
             else:
                 memory = self._mapped.get(source) or self._mapped.put(source, _map(self._open[source]))
-                _copy_runs(memory, offset, into, at - begin, run, levels)
+                if levels:
+                    _copy_runs(memory, offset, into, at - begin, run, levels)
+                else:  # there may be very many short ones
+                    into[at - begin:at - begin + run] = memoryview(memory)[offset:offset + run]
 
 
 class Gathered(safetensors.InMemory):
