@@ -475,6 +475,25 @@ class InPlaceOfWhat(ranks.TestCase):
             self.assert_equal(ptc.load(job.file("checkpoints/a/layouts/tp1-pp1-dp1"), rank=0, copy=True)["model"]["w"], whole)
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
+    def test_what_is_removed(self):
+        """Takes no memory, though the Checkpoint that was copied from is there still."""
+        job = self.job_of({"w": torch.ones(8 << 20)})
+        checkpoint, into = ptc.Checkpoint(job.path), torch.empty(8 << 20)
+        for copy in (lambda: checkpoint.copy_into(into, "w"), lambda: checkpoint.fill({"w": into})):
+            copy()
+            with open("/proc/self/maps", encoding="utf-8") as file:
+                self.assertEqual([line for line in file if self.mount.path in line], [])
+
+        def free():
+            stat = os.statvfs(self.mount.path)
+            return stat.f_bavail * stat.f_frsize
+        before = free()
+        shutil.rmtree(job.file("checkpoints/a"))
+        deadline = time.monotonic() + 20
+        while free() < before + (16 << 20):
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+
     def test_a_checkpoint_for_another_process(self):
         """It can be sent there, as before something was read."""
         checkpoint = ptc.Checkpoint(self.job_of({"w": torch.ones(4)}).path)

@@ -314,6 +314,11 @@ class Reader(StorageReader):
         if plan.storage_data and plan.storage_data != os.path.basename(checkpoint.path):  # one was committed while ranks looked
             self._checkpoint = None
             checkpoint = self._open(os.path.join(os.path.dirname(checkpoint.path), plan.storage_data))
+        with checkpoint.kept():
+            self._read_items(checkpoint, plan, planner)
+        return _done(None)
+
+    def _read_items(self, checkpoint: Checkpoint, plan: LoadPlan, planner: LoadPlanner) -> None:
         for item in plan.items:
             fqn = item.storage_index.fqn
             if fqn not in self._of_name and fqn not in self._values and fqn not in self._numbers:
@@ -325,7 +330,6 @@ class Reader(StorageReader):
             target = planner.resolve_tensor(item).detach()
             checkpoint.copy_into(target, self._of_name[fqn], part)
             planner.commit_tensor(item, target)
-        return _done(None)
 
     def _value(self, fqn: str) -> io.BytesIO:
         """What a planner may unpickle: it asks for all that a pickle can do."""

@@ -408,6 +408,7 @@ class Checkpoint:
             self.meta: Dict[str, Any] = json.load(file)
         self.tensors: Dict[Tuple[str, str], TensorInfo] = {}
         self._parts: Optional[lying.Parts] = None  # not asked for yet
+        self._keeping = 0
         for number, one in enumerate(self.meta["tensors"]):
             info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"], number)
             self.tensors[info.file, info.name] = info
@@ -467,10 +468,25 @@ class Checkpoint:
             return array_of(memory, info.dtype, part.shape, data + run[0] * size, as_numpy)
         return array_of(memory, info.dtype, info.shape, data, as_numpy)[part.slices]
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """As long as this is, files that `copy_into` reads stay mapped for its next call."""
+        self._keeping += 1
+        try:
+            yield
+        finally:
+            self._keeping -= 1
+            if not self._keeping and self._parts is not None:
+                self._parts.let_go()
+
     def copy_into(self, target: Any, tensor: Union[str, TensorInfo], part: Optional[Box] = None) -> None:
         """Copies a tensor, or a box of it, into one of PyTorch's of that shape, each byte once from where it lies. KeyError;
-        ValueError: the tensor has no such box.
+        ValueError: the tensor has no such box, or the target another shape.
         """
+        with self.kept():
+            self._copy(target, tensor, part)
+
+    def _copy(self, target: Any, tensor: Union[str, TensorInfo], part: Optional[Box]) -> None:
         info = self.info(tensor) if isinstance(tensor, str) else tensor
         part = _checked(info, part)
         if tuple(target.shape) != tuple(part.shape):
@@ -506,6 +522,10 @@ class Checkpoint:
         Values become of the targets' types. KeyError: one is not in the checkpoint; ValueError: it has another shape,
         or is on the meta device.
         """
+        with self.kept():
+            self._fill(state, file)
+
+    def _fill(self, state: Mapping[str, Any], file: Optional[str]) -> None:
         for name, target in state.items():
             info = self.info(name, file)
             if tuple(target.shape) != info.shape:

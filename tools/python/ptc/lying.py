@@ -240,6 +240,10 @@ class Parts:
             return array_of(memory, dtype, box.shape, part.offset + rows[0] * ITEM_BYTES[dtype], numpy_arrays)
         return array_of(memory, dtype, part.shape, part.offset, numpy_arrays)[part.slices(box)]
 
+    def let_go(self) -> None:
+        """Of what is mapped for all: a checkpoint that is removed takes memory as long as somebody has mapped it."""
+        self._mapped = _Mapped()
+
     def _map(self, source: int, shared: bool) -> mmap.mmap:
         file = _opened(os.path.join(self._checkpoint, self._sources[source]), self._committed)
         try:
