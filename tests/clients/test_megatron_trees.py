@@ -395,6 +395,9 @@ class Taken(Trees):
         job.wait()
         self.expect_layout(job, model, os.path.basename(os.readlink(job.file("current"))), 1, 2, stages=[3, 1])
         self.expect_layouts(job, model)
+        save_tree(self.temporary("run"), model, 1, 2, stages=[1, 3], decoder_first_pipeline_num_layers=1)
+        done = self.mount.ptc("import", "of_other_sizes", self.temporary("run"))
+        self.assertRegex(done.stderr, r"of_other_sizes stays in layout tp1-pp1-dp1, not in that it was written in: 'tp1-pp2-dp1\+")
 
     def test_a_tied_embedding(self):
         for pp in (1, 2):

@@ -248,7 +248,12 @@ Result<json::object> layout_written(const Target& target, const ImportOptions& o
 void take_layout(const Target& target, const ImportOptions& options) {
   auto layout = layout_written(target, options);
   auto status = read_status(target);
-  if (!layout || !status || status.value().wanted != kWholeModel) return;
+  if (!status || status.value().wanted != kWholeModel) return;
+  if (!layout) {
+    fmt::print(stderr, "ptc: {} stays in layout {}, not in that it was written in: {}\n", target.job,
+               kWholeModel, layout.error().message());
+    return;
+  }
   if (layout.value() == layout_of_name(kWholeModel).value()) return;
   if (auto saved = save_layout(target.job_dir(), layout.value()); !saved) {
     fmt::print(stderr, "ptc: {} stays in layout {}: {}\n", target.job, kWholeModel,
