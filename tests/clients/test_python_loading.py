@@ -443,6 +443,20 @@ class InPlaceOfWhat(ranks.TestCase):
             lying.Sources(job.file("checkpoints/a"), text, committed)
         self.assert_equal(ptc.load(where, copy=True)["model"], state)
 
+    def test_one_that_is_replaced_while_it_is_loaded(self):
+        """Is not loaded as if nothing had been in it."""
+        job = self.job_of({"w": torch.ones(4)})
+        sources_of = lying.sources_of
+
+        def replaced(where):
+            job.save({"model": {"w": torch.zeros(4)}}, "a", overwrite=True)
+            shutil.rmtree(job.file("checkpoints/a"))
+            return sources_of(where)
+        self.addCleanup(setattr, lying, "sources_of", sources_of)
+        lying.sources_of = replaced
+        with self.assertRaises(FileNotFoundError):
+            ptc.load(job.file("checkpoints/a"), rank=0, copy=True)
+
     def test_boxes_and_targets_that_do_not_fit(self):
         checkpoint = ptc.Checkpoint(self.job_of({"w": torch.ones(4, 4)}).path)
         for part, shape in ((None, (8, 4)), (ptc.Box((0, 0), (1, 4)), (4, 4)), (ptc.Box((0,), (4,)), (4,)),

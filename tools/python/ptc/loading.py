@@ -211,7 +211,11 @@ def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors
 
 
 def _files(where: str) -> Iterator[str]:
-    for top, directories, names in os.walk(where):
+    """OSError: the directory is not there any more."""
+    def failed(error: OSError) -> None:
+        if error.filename == where:
+            raise error
+    for top, directories, names in os.walk(where, onerror=failed):
         if "tensors" in directories and top == where:
             directories.remove("tensors")  # the same, one by one
         for name in sorted(names):
