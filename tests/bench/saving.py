@@ -10,7 +10,7 @@ on until the last process is done:
   torch.save         each process its part, to a tmpfs
   dcp.save           DTensors of the four, to a tmpfs
 
-Each way keeps its last save until the next one is there, as training does; the first of all is not timed. Printed are
+Each way keeps its last save until the next one is there, as training does; the first two are not timed. Printed are
 ptcfs's times as multiples of theirs, of the same round.
 """
 import os
@@ -71,7 +71,7 @@ def main():
             time.sleep(given.pause)
             return peers.run(RANKS, body, *arguments)
 
-        for number in range(given.rounds + 1):
+        for number in range(given.rounds + 2):
             name, before = f"step{number}", f"step{number - 1}"
             ours = measure(by_ptcfs, job.path, name, tensors, config)
             os.makedirs(f"{plain}/torch/{name}")
@@ -82,6 +82,8 @@ def main():
             bench.remove(job.checkpoint(before))
             for peer in ("torch", "dcp"):
                 shutil.rmtree(f"{plain}/{peer}/{before}")
+            if number == 1:
+                continue
             ratios.add("ptcfs: seconds", ours)
             ratios.add("ptcfs / torch.save", ours / by_torch_save)
             ratios.add("ptcfs / dcp.save", ours / by_dcp_save)
