@@ -250,8 +250,8 @@ void take_layout(const Target& target, const ImportOptions& options) {
   auto status = read_status(target);
   if (!status || status.value().wanted != kWholeModel) return;
   if (!layout) {
-    fmt::print(stderr, "ptc: {} stays in layout {}, not in that it was written in: {}\n", target.job,
-               kWholeModel, layout.error().message());
+    fmt::print(stderr, "ptc: {} stays in layout {}, not in that it was written in: {}\n",
+               target.job, kWholeModel, layout.error().message());
     return;
   }
   if (layout.value() == layout_of_name(kWholeModel).value()) return;
