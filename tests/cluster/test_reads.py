@@ -2,6 +2,7 @@
 import contextlib
 import ctypes
 import errno
+import importlib.util
 import json
 import mmap
 import os
@@ -9,6 +10,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -44,6 +46,11 @@ def bytes_not_cached(path):
     return sum(1 for state in states if not state & 1) * mmap.PAGESIZE
 
 
+def numpy_bytes(array):
+    """Of NumPy or PyTorch, where that is installed: bits of a type that NumPy may not have."""
+    return (array.view(-1).view(sys.modules["torch"].uint8).numpy() if hasattr(array, "numpy") else array).tobytes()
+
+
 class Remote(TestCase):
     """A rank's file of 64 MiB on w0, read on w2."""
 
@@ -71,6 +78,27 @@ class Remote(TestCase):
             self.assertEqual(found, os.pread(file.fileno(), 8, self.size // 2))
         print(f"8 bytes: {moved} moved")
         self.assertLess(moved, 2 * MIB)
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "Python has no NumPy here")
+    def test_where_it_lies(self):
+        """On the node that has it Python reads the parts there; on another the daemon makes what is read."""
+        sys.path.insert(0, os.path.join(os.path.dirname(cluster.__file__), "..", "..", "tools", "python"))
+        import ptc  # pylint: disable=import-outside-toplevel
+        layouts = [self.job(node).checkpoint("base", "layouts/" + layout_name(2, 1)) for node in (0, 2)]
+        said = [json.loads(read(where + "/rank/1/.sources.json")) for where in layouts]
+        self.assertEqual([list(one["files"]) for one in said], [["model.safetensors"], []])
+        for rank in range(2):
+            here, there = (ptc.load(where, rank=rank, numpy=True, copy=True)["model"] for where in layouts)
+            self.assertEqual(here.keys(), there.keys())
+            for name, value in here.items():
+                self.assertEqual(value.tobytes(), there[name].tobytes(), name)
+        parts = [json.loads(read(self.job(node).checkpoint("base", ".sources.json"))) for node in (0, 2)]
+        self.assertTrue(all(parts[0]["tensors"]))
+        self.assertFalse(any(parts[1]["tensors"]))
+        wholes = [ptc.Checkpoint(self.job(node).checkpoint("base")) for node in (0, 2)]
+        for name in ("model.norm.weight", "lm_head.weight"):
+            here, there = (numpy_bytes(whole.read(name)) for whole in wholes)
+            self.assertEqual(here, there)
 
     def test_eight_bytes_of_a_mapping(self):
         def look():
