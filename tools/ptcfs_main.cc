@@ -155,7 +155,10 @@ class Housekeeping {
     if (may_lack && were_descriptors_short()) session_.prune_names(/*all=*/true);
     const auto now = Clock::now();
     if (now >= next_) {
-      every_ = used_ ? kEvery : std::min(2 * every_, kSeldom);
+      // Of names once a minute; until they were looked at after the last use nothing is put off.
+      const bool wait_longer = !used_ && pruned_;
+      every_ = wait_longer ? std::min(2 * every_, kSeldom) : kEvery;
+      if (used_) pruned_ = false;
       used_ = false;
       next_ = now + every_;
       session_.tell_next_use();
@@ -169,18 +172,23 @@ class Housekeeping {
   void keep_house() {
     session_.end_spare_threads();
     session_.tree().forget_old();
-    if (ticks_++ % 6 == 0) session_.prune_names();
+    if (Clock::now() >= prune_) {
+      session_.prune_names();
+      prune_ = Clock::now() + kNames;
+      pruned_ = true;
+    }
     const size_t free_bytes = ::mallinfo2().fordblks;
     if (free_bytes < left_ + kWorthBytes) return;
     ::malloc_trim(0);
     left_ = ::mallinfo2().fordblks;  // between what is in use
   }
 
-  static constexpr seconds kEvery{10}, kSeldom{600};
+  static constexpr seconds kEvery{10}, kNames{55}, kSeldom{600};
   static constexpr milliseconds kOften{200};
   static constexpr size_t kWorthBytes = 16 << 20;
   FuseSession& session_;
-  unsigned ticks_ = 0;
+  bool pruned_ = false;  // names, since the mount was used
+  Clock::time_point prune_ = Clock::now();
   bool used_ = true;  // since the last time
   seconds every_ = kEvery;
   Clock::time_point next_ = Clock::now() + kEvery;
