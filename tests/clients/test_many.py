@@ -299,6 +299,18 @@ class Memory(mount.TestCase):
             time.sleep(1)
         self.assertLessEqual(self.used() - before, within)
 
+    def test_it_comes_back_where_nobody_uses_the_mount_any_more(self):
+        """More names than are kept; nothing but /proc is looked at meanwhile."""
+        job = self.new_job()
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        before = self.used()
+        ranks = job.checkpoint("base", "layouts", "tp1-pp1-dp60000", "rank")
+        for name in os.listdir(ranks):
+            os.listdir(f"{ranks}/{name}/tensors")
+        self.assertGreater(self.used(), before + (64 << 20))
+        self.wait_until_it_is_back(before)
+
     def test_it_comes_back_after_all_ranks_of_a_large_layout(self):
         job = self.new_job()
         models.Llama().write_hf(job.incoming("base") + "/rank/0")
