@@ -19,7 +19,7 @@ sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 np = mount.require("numpy")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
-from ptc import lying  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import in_place  # noqa: E402  pylint: disable=wrong-import-position
 
 
 def network():
@@ -331,10 +331,10 @@ class InPlace(ranks.TestCase):
     def test_one_tensor_after_the_other(self):
         """As it is done for a device."""
         for path, stored in self.paths():
-            with self.subTest(path), lying.sources_of(path) or contextlib.nullcontext() as sources:
+            with self.subTest(path), in_place.sources_of(path) or contextlib.nullcontext() as sources:
                 self.assertEqual(sources is None, stored)
                 for name, described in (sources.files if sources else {}).items():
-                    file = lying.Gathered(f"{path}/{name}", sources, described, at_once=False)
+                    file = in_place.Gathered(f"{path}/{name}", sources, described, at_once=False)
                     mapped = ptc.safetensors.Mapped(f"{path}/{name}")
                     self.assertEqual(file.entries, mapped.entries)
                     for tensor in reversed(list(file.entries)):
@@ -428,10 +428,10 @@ class InPlaceOfWhat(ranks.TestCase):
         """Is not read by what the first said of its bytes, nor the first by what the second says."""
         job = self.job_of({"b": torch.ones(4), "c": torch.full((4,), 2.)})
         first, told = (ptc.Checkpoint(job.file("checkpoints/a")) for _ in range(2))
-        parts = lying.Parts(told.path, told._committed)  # pylint: disable=protected-access
+        parts = in_place.Parts(told.path, told._committed)  # pylint: disable=protected-access
         job.set_layout(tp=1, pp=1, dp=2, optimizer="fsdp")
         where = job.file("checkpoints/a/layouts/tp1-pp1-dp1/rank/0")
-        text, committed = lying._said(where)  # pylint: disable=protected-access
+        text, committed = in_place._said(where)  # pylint: disable=protected-access
         job.set_layout(tp=1, pp=1, dp=1)
         state = {name: torch.full((4,), float(number)) for number, name in enumerate("abc", 3)}
         job.save({"model": state}, "a", overwrite=True)
@@ -440,20 +440,20 @@ class InPlaceOfWhat(ranks.TestCase):
         with self.assertRaises(FileNotFoundError):
             parts.array(parts.of(told.info("b").number, whole)[0][0], whole, "F32", False)
         with self.assertRaises(FileNotFoundError):
-            lying.Sources(job.file("checkpoints/a"), text, committed)
+            in_place.Sources(job.file("checkpoints/a"), text, committed)
         self.assert_equal(ptc.load(where, copy=True)["model"], state)
 
     def test_one_that_is_replaced_while_it_is_loaded(self):
         """Is not loaded as if nothing had been in it."""
         job = self.job_of({"w": torch.ones(4)})
-        sources_of = lying.sources_of
+        sources_of = in_place.sources_of
 
         def replaced(where):
             job.save({"model": {"w": torch.zeros(4)}}, "a", overwrite=True)
             shutil.rmtree(job.file("checkpoints/a"))
             return sources_of(where)
-        self.addCleanup(setattr, lying, "sources_of", sources_of)
-        lying.sources_of = replaced
+        self.addCleanup(setattr, in_place, "sources_of", sources_of)
+        in_place.sources_of = replaced
         with self.assertRaises(FileNotFoundError):
             ptc.load(job.file("checkpoints/a"), rank=0, copy=True)
 

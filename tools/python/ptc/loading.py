@@ -12,7 +12,7 @@ import re
 import time
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import group, lying, safetensors, state as states
+from . import group, in_place, safetensors, state as states
 from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_dtype, torch_or_none
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
@@ -201,13 +201,13 @@ def section_of(file: str) -> str:
 
 def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors.InMemory]:
     """One after the other; of a device nobody has more than one tensor of each, until it asks for the next."""
-    with (lying.sources_of(where) if copy or on_device else None) or contextlib.nullcontext() as sources:
+    with (in_place.sources_of(where) if copy or on_device else None) or contextlib.nullcontext() as sources:
         for path in _files(where):
             described = sources.files.get(os.path.relpath(path, where)) if sources else None
             if sources and described:
-                yield lying.Gathered(path, sources, described, at_once=not on_device)
+                yield in_place.Gathered(path, sources, described, at_once=not on_device)
             else:
-                yield lying.copied(path) if copy and not on_device else safetensors.Mapped(path)
+                yield in_place.copied(path) if copy and not on_device else safetensors.Mapped(path)
 
 
 def _files(where: str) -> Iterator[str]:
@@ -411,7 +411,7 @@ class Checkpoint:
             self._committed = os.fstat(file.fileno()).st_mtime_ns
             self.meta: Dict[str, Any] = json.load(file)
         self.tensors: Dict[Tuple[str, str], TensorInfo] = {}
-        self._parts: Optional[lying.Parts] = None  # not asked for yet
+        self._parts: Optional[in_place.Parts] = None  # not asked for yet
         self._keeping = 0
         for number, one in enumerate(self.meta["tensors"]):
             info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"], number)
@@ -508,12 +508,12 @@ class Checkpoint:
                        in zip(common.offset, part.offset, common.shape))
             target[at].copy_(piece)
 
-    def _where_it_lies(self) -> lying.Parts:
+    def _where_it_lies(self) -> in_place.Parts:
         if self._parts is None:
-            self._parts = lying.Parts(self.path, self._committed)
+            self._parts = in_place.Parts(self.path, self._committed)
         return self._parts
 
-    def _made_of(self, info: TensorInfo, part: Box) -> List[Tuple[lying.Part, Box]]:
+    def _made_of(self, info: TensorInfo, part: Box) -> List[Tuple[in_place.Part, Box]]:
         own = self.tensors.get((info.file, info.name))  # `info` may be another checkpoint's
         if own is None or (own.dtype, own.shape) != (info.dtype, info.shape) or not part.elements:
             return []

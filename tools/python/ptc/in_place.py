@@ -23,7 +23,7 @@ _KEPT = 64  # mappings, of which each has a descriptor
 
 def _host_takes_free_memory() -> bool:
     """Whether the host of this virtual machine takes back what nobody uses (free page reporting): that are huge pages,
-    and to have one again takes four times as long then as the small ones that stay.
+    and to have one again takes much longer then than the small ones that stay.
     """
     try:
         with open("/sys/module/page_reporting/parameters/page_reporting_order", encoding="ascii") as file:
