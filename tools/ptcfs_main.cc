@@ -400,7 +400,7 @@ int run(Options& options, Ready ready) {
   ready(place.value());
   spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {}{})",
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
-               store.value()->jobs().size(), tree.passthrough().enabled() ? "on" : "off",
+               store.value()->job_count(), tree.passthrough().enabled() ? "on" : "off",
                session.value()->uses_io_uring() ? ", io_uring" : "");
   if (http.value() != nullptr) serve_http(*http.value(), tree);
   wait_for_the_end(*session.value(), beneath.value(), signals, options.mount.mount_point);

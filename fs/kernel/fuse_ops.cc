@@ -234,7 +234,7 @@ void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
     return ok();
   };
-  serve_node(raw, Op::kOpen, inode, awaited_by_reading, std::move(open));
+  serve_node(raw, Op::kOpen, inode, awaited_by_open, std::move(open));
 }
 
 void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,

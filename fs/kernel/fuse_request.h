@@ -139,6 +139,7 @@ inline void refuse(fuse_req_t raw, Op op, fuse_ino_t inode, int error) noexcept 
 inline const Awaited* nobody(const Node&) { return nullptr; }
 inline const Awaited* nobody(const Handle&) { return nullptr; }
 inline const Awaited* awaited_by_reading(const Node& node) { return node.awaited(); }
+inline const Awaited* awaited_by_open(const Node& node) { return node.awaited_by_open(); }
 inline const Awaited* awaited_by_reading(const Handle& handle) { return handle.awaited(); }
 
 /// An operation on a node, which it holds: ESTALE where `id` stands for none. `awaits`: whom it may

@@ -1,11 +1,9 @@
 #include "fs/kernel/waits.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 
 #include <cerrno>
-#include <fstream>
 #include <vector>
 
 #include "fs/kernel/fuse_request.h"
@@ -63,23 +61,6 @@ void WaitingRequest::fail(int error) {
   }
   fuse_reply_err(raw_, error);
   ended(true);
-}
-
-/// Any other signal waits for the reply, as with a file on a disk: programs expect no EINTR of
-/// read(2), and none of memory that they have mapped.
-bool WaitingRequest::is_caller_dying() const {
-  if (caller_.pid == 0) return false;  // of a PID namespace that is not seen from here
-  std::ifstream status(fmt::format("/proc/{}/status", caller_.pid));
-  if (!status) return true;  // it has ended; or it is out of sight
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("State:") &&
-        line.find_first_of("ZX", sizeof "State:") != std::string::npos)
-      return true;
-    if (!line.starts_with("SigPnd:") && !line.starts_with("ShdPnd:")) continue;
-    const uint64_t pending = std::strtoull(line.c_str() + sizeof "SigPnd:", nullptr, 16);
-    if ((pending >> (SIGKILL - 1) & 1) != 0) return true;
-  }
-  return false;
 }
 
 Waits::Waits(Options options) : options_(std::move(options)) {}
@@ -242,7 +223,9 @@ void Waits::look_after(std::stop_token stop) {
       }
       for (const WaitingRef& request : found) {
         if (request->since_ < begun_before) request->fail(ETIMEDOUT);
-        else if (request->is_caller_dying()) request->fail(EINTR);
+        // Any other signal waits for the reply, as with a file on a disk: programs expect no EINTR
+        // of read(2), and none of memory that they have mapped.
+        else if (request->caller_.is_dying()) request->fail(EINTR);
         else interrupted = true;  // it may be killed yet, and that is not told
       }
     }

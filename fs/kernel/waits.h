@@ -53,7 +53,6 @@ class WaitingRequest {
   static void on_interrupt(fuse_req* raw, void* self);
   void serve();
   void fail(int error);
-  bool is_caller_dying() const;
 
   fuse_req* const raw_;
   Tree& tree_;

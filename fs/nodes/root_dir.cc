@@ -23,7 +23,7 @@ FsResult<struct stat> RootDir::attributes() {
   struct stat stat = {};
   if (::fstat(tree_.root_fd(), &stat) != 0) return last_errno();
   stat.st_ino = 1;
-  stat.st_nlink = 3 + tree_.store().jobs().size();
+  stat.st_nlink = 3 + tree_.store().job_count();
   return stat;
 }
 

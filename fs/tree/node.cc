@@ -1,12 +1,33 @@
 #include "fs/tree/node.h"
 
+#include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include "fs/tree/node_table.h"
 
 namespace ptc {
 
 const Awaited kAgreement{"the agreement of the nodes", 64, true};
+
+bool Caller::is_dying() const {
+  if (pid == 0) return false;  // of a PID namespace that is not seen from here
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  if (!status) return true;  // it has ended; or it is out of sight
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("State:") &&
+        line.find_first_of("ZX", sizeof "State:") != std::string::npos)
+      return true;
+    if (!line.starts_with("SigPnd:") && !line.starts_with("ShdPnd:")) continue;
+    const uint64_t pending = std::strtoull(line.c_str() + sizeof "SigPnd:", nullptr, 16);
+    if ((pending >> (SIGKILL - 1) & 1) != 0) return true;
+  }
+  return false;
+}
 
 FsResult<size_t> Handle::read(std::span<std::byte>, uint64_t, const Interrupted&) {
   return Errno{EBADF};

@@ -34,6 +34,8 @@ struct Caller {
   pid_t pid = 0;
   /// With all groups of the process that asks. Only while it waits for the answer.
   User user() const { return user_of(pid, uid, gid); }
+  /// Whether it was killed, or has ended.
+  bool is_dying() const;
 };
 
 /// Whether the asking process was interrupted by a signal; for handlers that wait.
@@ -146,6 +148,8 @@ class Node : public std::enable_shared_from_this<Node> {
   virtual bool has_content() const { return false; }
   /// Whom attributes(), open(), lookup() and list() may wait for; null: nobody.
   virtual const Awaited* awaited() const { return nullptr; }
+  /// The same, of open() alone.
+  virtual const Awaited* awaited_by_open() const { return awaited(); }
   /// Whether operations that change it may ask other nodes.
   virtual bool is_agreed_on() const { return true; }
 

@@ -69,6 +69,11 @@ int32_t InodeMode::enter(Passthrough& passthrough, int fd) {
   return backing_id_;
 }
 
+bool InodeMode::is_read_through() const {
+  MutexLock lock(mutex_);
+  return open_files_ > 0 && backing_id_ == 0;
+}
+
 void InodeMode::leave(Passthrough& passthrough) {
   MutexLock lock(mutex_);
   if (--open_files_ == 0 && backing_id_ != 0) {

@@ -41,9 +41,11 @@ class InodeMode {
   /// Counts one open file of `fd`. The backing id, or 0: reads come to the handle.
   int32_t enter(Passthrough& passthrough, int fd);
   void leave(Passthrough& passthrough);
+  /// Whether it is open, and every read comes to a handle.
+  bool is_read_through() const;
 
  private:
-  Mutex mutex_;
+  mutable Mutex mutex_;
   uint64_t open_files_ PTC_GUARDED_BY(mutex_) = 0;
   int32_t backing_id_ PTC_GUARDED_BY(mutex_) = 0;
 };

@@ -614,6 +614,7 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
 JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }
 
 std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
+size_t JobStore::job_count() const { return impl_->jobs.count(); }
 
 const std::string& JobStore::node() const { return impl_->node; }
 std::vector<std::string> JobStore::nodes() const { return impl_->cluster->alive(); }

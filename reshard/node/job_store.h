@@ -82,6 +82,7 @@ class JobStore {
   void tell_jobs_changed();
   JobRef find(std::string_view name) const;
   std::vector<JobRef> jobs() const;  // by name
+  size_t job_count() const;
 
   /// Empties a node, so that it can be stopped without any loss (drain.h): this returns once that
   /// is decided.

@@ -1,6 +1,7 @@
 // The jobs of a store, by name.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <string>
 #include <string_view>
@@ -27,6 +28,10 @@ class JobTable {
     std::vector<JobRef> list;
     for (const auto& [name, job] : jobs_) list.push_back(job);
     return list;
+  }
+  size_t count() const {
+    MutexLock lock(mutex_);
+    return jobs_.size();
   }
   void insert(const JobRef& job) PTC_REQUIRES(changes) {
     MutexLock lock(mutex_);

@@ -3,7 +3,8 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <list>
+#include <map>
+#include <unordered_map>
 
 #include "store/base/mutex.h"
 
@@ -118,12 +119,53 @@ std::vector<std::string> LeasedKeys::of(int64_t lease) const {
 struct WatchHub::State {
   Mutex mutex;
   ConditionVariable changed;  // the queue, `stopping` or `running`
-  std::list<std::shared_ptr<Watcher>> watchers PTC_GUARDED_BY(mutex);
+  /// By prefix, and how many prefixes have which length: an event is looked up once for each
+  /// length, however many watch.
+  std::unordered_map<std::string, std::vector<std::shared_ptr<Watcher>>> watchers
+      PTC_GUARDED_BY(mutex);
+  std::map<size_t, size_t> lengths PTC_GUARDED_BY(mutex);
+  uint64_t next_watcher PTC_GUARDED_BY(mutex) = 0;
   std::deque<MetaEvent> queue PTC_GUARDED_BY(mutex);
   uint64_t next_event PTC_GUARDED_BY(mutex) = 0;  // number of the next event to be published
   bool has_thread PTC_GUARDED_BY(mutex) = false;  // since the first watcher came
   bool stopping PTC_GUARDED_BY(mutex) = false;
   Watcher* running PTC_GUARDED_BY(mutex) = nullptr;  // whose on_event is being called
+
+  void add(const std::shared_ptr<Watcher>& watcher) PTC_REQUIRES(mutex) {
+    auto [same, is_first] = watchers.try_emplace(watcher->prefix);
+    same->second.push_back(watcher);
+    if (is_first) ++lengths[watcher->prefix.size()];
+  }
+  void remove(Watcher& watcher) PTC_REQUIRES(mutex) {
+    watcher.removed = true;
+    const auto same = watchers.find(watcher.prefix);
+    std::erase_if(same->second, [&](const auto& one) { return one.get() == &watcher; });
+    if (!same->second.empty()) return;
+    watchers.erase(same);
+    const auto length = lengths.find(watcher.prefix.size());
+    if (--length->second == 0) lengths.erase(length);
+  }
+  /// Those that see an event, in the order in which they began to watch.
+  std::vector<std::shared_ptr<Watcher>> watchers_of(const MetaEvent& event, uint64_t number) const
+      PTC_REQUIRES(mutex) {
+    std::vector<std::shared_ptr<Watcher>> found;
+    auto take = [&](const std::vector<std::shared_ptr<Watcher>>& same) {
+      for (const auto& watcher : same)
+        if (watcher->first_event <= number) found.push_back(watcher);
+    };
+    if (event.is_gap()) {
+      for (const auto& [prefix, same] : watchers) take(same);
+    } else {
+      for (const auto& [length, prefixes] : lengths) {
+        if (length > event.key.size()) break;
+        const auto same = watchers.find(event.key.substr(0, length));
+        if (same != watchers.end()) take(same->second);
+      }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const auto& a, const auto& b) { return a->number < b->number; });
+    return found;
+  }
 };
 
 /// Takes its watcher away when the last copy of it goes.
@@ -134,7 +176,7 @@ class WatchHub::Handle {
   Handle(const Handle&) = delete;
   ~Handle() {
     MutexLock lock(state_->mutex);
-    state_->watchers.remove(watcher_);
+    state_->remove(*watcher_);
     state_->changed.wait(state_->mutex, [this]() PTC_REQUIRES(state_->mutex) {
       return state_->running != watcher_.get();
     });
@@ -164,9 +206,11 @@ Result<std::shared_ptr<void>> WatchHub::watch(std::string prefix, MetaClient::On
   } catch (const std::system_error& error) {
     return make_error(Code::kUnavailable, "no thread to watch the metadata: {}", error.what());
   }
-  auto watcher = std::make_shared<Watcher>(
-      Watcher{std::move(prefix), std::move(on_event), state_->next_event});
-  state_->watchers.push_back(watcher);
+  auto watcher = std::make_shared<Watcher>(Watcher{.prefix = std::move(prefix),
+                                                   .on_event = std::move(on_event),
+                                                   .first_event = state_->next_event,
+                                                   .number = state_->next_watcher++});
+  state_->add(watcher);
   return std::shared_ptr<void>(std::make_shared<Handle>(state_, std::move(watcher)));
 }
 
@@ -182,6 +226,7 @@ void WatchHub::publish(std::vector<MetaEvent> events) {
 
 void WatchHub::dispatch(const std::shared_ptr<State>& state) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-watch");
+  std::vector<std::shared_ptr<Watcher>> wanted;  // goes without the lock, and what they hold, too
   UniqueLock lock(state->mutex);
   for (;;) {
     state->changed.wait(state->mutex, [&]() PTC_REQUIRES(state->mutex) {
@@ -191,17 +236,9 @@ void WatchHub::dispatch(const std::shared_ptr<State>& state) {
     uint64_t number = state->next_event - state->queue.size();
     MetaEvent event = std::move(state->queue.front());
     state->queue.pop_front();
-    std::vector<std::weak_ptr<Watcher>> wanted;
-    for (const auto& watcher : state->watchers)
-      if (watcher->first_event <= number &&
-          (event.is_gap() || event.key.starts_with(watcher->prefix)))
-        wanted.push_back(watcher);
-    for (const auto& weak : wanted) {
-      // A handle destroyed meanwhile took its watcher from the list; then it must not be called.
-      std::shared_ptr<Watcher> watcher = weak.lock();
-      if (std::find(state->watchers.begin(), state->watchers.end(), watcher) ==
-          state->watchers.end())
-        continue;
+    wanted = state->watchers_of(event, number);
+    for (const auto& watcher : wanted) {
+      if (watcher->removed) continue;  // meanwhile: it must not be called any more
       state->running = watcher.get();
       lock.unlock();
       watcher->on_event(event);
@@ -210,6 +247,8 @@ void WatchHub::dispatch(const std::shared_ptr<State>& state) {
       state->changed.notify_all();
       if (state->stopping) return;
     }
+    const MutexUnlock unlock(state->mutex);
+    wanted.clear();
   }
 }
 

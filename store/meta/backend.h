@@ -77,6 +77,8 @@ class WatchHub {
     std::string prefix;
     MetaClient::OnEvent on_event;
     uint64_t first_event;  // number of the first event that it sees
+    uint64_t number;       // in the order in which they came
+    bool removed = false;  // guarded by the hub's mutex
   };
   struct State;
   class Handle;

@@ -1,9 +1,11 @@
 """One slow thing stops nothing else: a data set's shards lie on a file system whose server is stopped (mirror_fs)."""
+import contextlib
 import errno
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -191,6 +193,85 @@ class StoppedSource(unittest.TestCase):
                 reader.wait(timeout=PROMPT)
             subprocess.run(["umount", other.path], check=True)
             other.process.wait(timeout=30)
+
+
+class SlowGathering(mount.TestCase):
+    """What a large file is computed from is gathered by threads that hardly get a processor."""
+    only_root = "takes a processor from others"
+    ROWS, COLUMNS, LAYERS = 4096, 8192, 12
+
+    def setUp(self):
+        super().setUp()
+        if len(os.sched_getaffinity(0)) < 2:
+            self.skipTest("there is one processor")
+        self.job = self.new_job()
+        pattern = bytes(range(251)) * 270000  # no two rows are the same
+        tensors = [models.Tensor(f"model.layers.{i}.mlp.down_proj.weight", "BF16", (self.ROWS, self.COLUMNS),
+                                 pattern[i:i + 2 * self.ROWS * self.COLUMNS]) for i in range(self.LAYERS)]
+        models.write_safetensors(self.job.incoming("base") + "/rank/0/model.safetensors", tensors)
+        self.job.commit("base")
+        self.path = self.job.rank_file("base", "tp2-pp1-dp1", 0)  # 384 MiB
+        row = self.COLUMNS  # half of it, in bytes
+        self.expected = {tensor.name: b"".join(tensor.data[2 * row * i:2 * row * i + row] for i in range(self.ROWS))
+                         for tensor in tensors}
+
+    def tearDown(self):
+        self.job.mount.ptc("rm", "--force", self.job.name)
+        super().tearDown()
+
+    def hold_up(self):
+        """Until what is returned is killed."""
+        with open(self.job.rank_file("base", "tp4-pp1-dp1", 0), "rb"):  # from now on these threads are there, for a while
+            pass
+        processor = min(os.sched_getaffinity(0))
+        spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # pylint: disable=consider-using-with
+        self.addCleanup(spinner.wait)
+        self.addCleanup(spinner.kill)
+        os.sched_setaffinity(spinner.pid, {processor})
+        tasks = f"/proc/{self.mount.process.pid}/task"
+        for thread in os.listdir(tasks):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if mount.read_text(f"{tasks}/{thread}/comm").strip() == "ptcfs-copy":
+                    os.sched_setaffinity(int(thread), {processor})
+        os.sched_setscheduler(spinner.pid, os.SCHED_FIFO, os.sched_param(1))
+        return spinner
+
+    def test_the_first_bytes_come_soon_and_all_of_them_are_right(self):
+        spinner = self.hold_up()
+        with open(self.path, "rb") as file:
+            begun = time.monotonic()
+            file.read(8)
+            self.assertLess(time.monotonic() - begun, PROMPT)
+            file.seek(-8, os.SEEK_END)
+            tail = file.read()
+            self.assertLess(time.monotonic() - begun, PROMPT)
+            file.seek(0)
+            content = file.read()  # by the daemon, which gathers beside it
+        self.assertEqual({name: bytes(tensor.data) == self.expected[name]
+                          for name, tensor in models.parse_safetensors(content).items()}, dict.fromkeys(self.expected, True))
+        self.assertEqual(tail, content[-8:])
+        spinner.kill()
+        self.assertTrue(mount.read_bytes(self.path) == content)
+
+    def test_who_is_killed_ends(self):
+        self.hold_up()
+        with subprocess.Popen(["head", "-c", "8", self.path], stdout=subprocess.DEVNULL) as reader:
+            time.sleep(0.3)
+            reader.kill()
+            begun = time.monotonic()
+            reader.wait(timeout=PROMPT)
+            self.assertLess(time.monotonic() - begun, 1)
+
+    def test_they_hold_up_nobody_else(self):
+        self.hold_up()
+        readers = [subprocess.Popen(["head", "-c", "8", self.path], stdout=subprocess.DEVNULL)  # pylint: disable=consider-using-with
+                   for _ in range(READERS)]
+        begun = time.monotonic()
+        os.listdir(self.mount.path)
+        mount.read_json(self.job.file("status.json"))
+        self.assertLess(time.monotonic() - begun, PROMPT)
+        for reader in readers:
+            self.assertEqual(reader.wait(timeout=4 * PROMPT), 0)
 
 
 class SealedDirectory(mount.TestCase):

@@ -13,12 +13,16 @@ namespace {
 
 constexpr const char* kDtypeXattr = "user.ptc.dtype";
 
+// An open waits for two seconds at most.
+const Awaited kGathering{"files that are gathered", 64, true};
+constexpr uint64_t kGathersForLong = 4 << 20;
+
 /// What the kernel is handed, while it takes it; it holds the file by itself then.
 class ToHand {
  public:
   ToHand(const Passthrough& passthrough, const ImageRef& image,
          const GatherCache::FileRef& gathered) {
-    if (gathered) fd_ = gathered->fd();
+    if (gathered && gathered->is_whole()) fd_ = gathered->fd();
     if (!image || !image->has_host_bytes() || !passthrough.enabled()) return;
     auto use = image->use_file();
     if (use.has_error()) return;  // reads, which come to the handle, say why
@@ -38,13 +42,13 @@ class ToHand {
 class ContentHandle : public Handle {
  public:
   ContentHandle(std::shared_ptr<ContentFile> file, DescriptorShareRef share, FileContentRef content,
-                const std::string& content_key)
+                const std::string& content_key, const Caller& caller)
       : file_(std::move(file)),
         content_(std::move(content)),
         nodes_(awaited_for(*content_)),
         image_(content_->image()),
         share_(std::move(share)),
-        gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key)),
+        gathered_(image_ || !share_ ? nullptr : file_->gather(content_, content_key, caller)),
         hold_(file_->job_->tree().passthrough(), file_->mode_,
               ToHand(file_->job_->tree().passthrough(), image_, gathered_).fd()) {
     if (gathered_ == nullptr) share_.reset();
@@ -56,6 +60,8 @@ class ContentHandle : public Handle {
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     if (offset >= content_->bytes()) return size_t{0};
     size_t size = std::min<uint64_t>(out.size(), content_->bytes() - offset);
+    GatherCache& cache = file_->job_->tree().gathered();
+    if (gathered_ && cache.read(gathered_, offset, out.first(size))) return size;
     auto got = content_->read(offset, out.first(size));
     if (got) return size;
     spdlog::error("job '{}', checkpoint '{}': reading {} at byte {} failed: {}",
@@ -113,12 +119,18 @@ GatherCache::Content ContentFile::gathered(FileContentRef content) const {
 }
 
 GatherCache::FileRef ContentFile::gather(const FileContentRef& content,
-                                         const std::string& content_key) const {
+                                         const std::string& content_key,
+                                         const Caller& caller) const {
   Tree& tree = job_->tree();
   // Of what comes from other nodes no more is to move than is read: the kernel reads ahead of those
   // who read on.
   if (!tree.passthrough().enabled() || !content->other_nodes().empty()) return nullptr;
-  return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content));
+  auto leaves = [&] { return mode_.is_read_through() || caller.is_dying(); };
+  return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content), leaves);
+}
+
+const Awaited* ContentFile::awaited_by_open() const {
+  return bytes_ >= kGathersForLong ? &kGathering : nullptr;
 }
 
 FsResult<struct stat> ContentFile::attributes() {
@@ -144,7 +156,7 @@ FsResult<Opened> ContentFile::open(const Caller& caller, int flags) {
   auto self = std::static_pointer_cast<ContentFile>(shared_from_this());
   auto handle =
       std::make_unique<ContentHandle>(std::move(self), share_.of(job_->tree(), caller.uid),
-                                      std::move(content).value(), set->content_key(index_));
+                                      std::move(content).value(), set->content_key(index_), caller);
   int32_t backing_id = handle->backing_id();
   return Opened{std::move(handle), IoMode::kKeepCache, backing_id};
 }

@@ -12,9 +12,9 @@ namespace ptc {
 
 /// Immutable. An image of its own is handed to the kernel; so is memory into which the first open
 /// gathers a file that has none (GatherCache). Where there is neither, because the file is small or
-/// larger than the cache, or comes from other nodes, bytes are read through the handle and stay in
-/// the page cache. Which it is the first open decides until the last close, as the kernel demands;
-/// the bytes are the same.
+/// larger than the cache, or takes long to gather, or comes from other nodes, bytes are read
+/// through the handle and stay in the page cache. Which it is the first open decides until the last
+/// close, as the kernel demands; the bytes are the same.
 class ContentFile : public Node {
  public:
   /// `key`: FrozenDir::child_key() of its directory.
@@ -24,6 +24,7 @@ class ContentFile : public Node {
   bool immutable() const override { return true; }
   bool has_content() const override { return true; }
   FsResult<struct stat> attributes() override;
+  const Awaited* awaited_by_open() const override;
   FsResult<Opened> open(const Caller& caller, int flags) override;
   FsResult<std::string> get_xattr(const std::string& name) override;
   FsResult<std::vector<std::string>> list_xattrs() override;
@@ -32,8 +33,9 @@ class ContentFile : public Node {
   friend class ContentHandle;
   GatherCache::Content gathered(FileContentRef content) const;
   /// What the kernel is handed for a content that is no image of its own; nullptr: it is read
-  /// through the handle.
-  GatherCache::FileRef gather(const FileContentRef& content, const std::string& content_key) const;
+  /// through the handle. Not whole: so it is, and the handle has bytes from there.
+  GatherCache::FileRef gather(const FileContentRef& content, const std::string& content_key,
+                              const Caller& caller) const;
   std::string_view path() const { return checkpoint_->path_of(key()); }
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;
