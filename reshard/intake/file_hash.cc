@@ -14,6 +14,7 @@
 
 #include "store/base/file.h"
 #include "store/base/mutex.h"
+#include "store/tensor/mapped_copy.h"
 #include "store/tensor/strided_copy.h"
 
 namespace ptc {
@@ -72,16 +73,10 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   bool mapped() const { return !bytes_.empty(); }
-  /// With their pages there at once: an error, not a SIGBUS, where the file ends before.
   Result<std::span<const std::byte>> window(uint64_t offset, uint64_t bytes) const {
-    static const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
     if (bytes > bytes_.size() || offset > bytes_.size() - bytes)
       return make_error(Code::kCorrupt, "a file ends at byte {} instead of {}", bytes_.size(),
                         offset + bytes);
-    const uint64_t begin = offset & ~(page - 1);
-    void* at = const_cast<std::byte*>(bytes_.data() + begin);
-    if (::madvise(at, offset + bytes - begin, MADV_POPULATE_READ) != 0 && errno != EINVAL)
-      return errno_error(errno, "reading a file to hash it");
     return bytes_.subspan(offset, bytes);
   }
 
@@ -125,12 +120,14 @@ class FileOfTasks {
   std::optional<MappedFile> mapped_;  // a small one is not
 };
 
+/// `add(run, logical, sum)`: the checksum of a run of the window.
+template <class Add>
 void add_window(const std::vector<StridedCopy>& places, std::span<const std::byte> window,
-                uint64_t at, std::vector<Checksum>& sums) {
+                uint64_t at, std::vector<Checksum>& sums, const Add& add) {
   for (size_t p = 0; p < places.size(); ++p)
     for_each_run(places[p], at, at + window.size(),
                  [&](uint64_t logical, uint64_t local, uint64_t bytes) {
-                   sums[p] += checksum_of_run(window.subspan(local - at, bytes), logical);
+                   add(window.subspan(local - at, bytes), logical, sums[p]);
                  });
 }
 
@@ -142,7 +139,13 @@ Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& pl
     for (uint64_t at = begin; at < end; at += kTaskBytes) {
       if (stop.stop_requested()) return cancelled();
       PTC_TRY(auto window, mapped->window(array.entry.offset + at, std::min(kTaskBytes, end - at)));
-      add_window(places, window, at, sums);
+      bool there = true;
+      add_window(places, window, at, sums,
+                 [&](std::span<const std::byte> run, uint64_t logical, Checksum& sum) {
+                   there = add_mapped_checksum(run, logical, sum) && there;
+                 });
+      if (!there)
+        return make_error(Code::kCorrupt, "a file is shorter than it was, or its memory is lost");
     }
     return ok();
   }
@@ -151,7 +154,10 @@ Result<> hash_bytes(const ArrayToHash& array, const std::vector<StridedCopy>& pl
     if (stop.stop_requested()) return cancelled();
     const std::span window(buffer.data(), std::min(kBufferBytes, end - at));
     PTC_TRY(read_exactly(fd, window, array.entry.offset + at));
-    add_window(places, window, at, sums);
+    add_window(places, window, at, sums,
+               [](std::span<const std::byte> run, uint64_t logical, Checksum& sum) {
+                 sum += checksum_of_run(run, logical);
+               });
   }
   return ok();
 }

@@ -1,6 +1,5 @@
-// Checksums of tensors in files. While a file may still change it is read with pread, so that one
-// that shrinks meanwhile is an error and no SIGBUS; sealed by a commit, it is mapped: no byte is
-// copied.
+// Checksums of tensors in files. While a file may still change it is read with pread; sealed by a
+// commit, it is mapped: no byte is copied. One that is shorter than it was is an error in any case.
 #pragma once
 
 #include <cstdint>

@@ -13,19 +13,19 @@
 namespace ptc {
 namespace {
 
-/// The copy that a thread is at.
-struct Copy {
+/// The mapping that a thread reads.
+struct Reading {
   sigjmp_buf back;
   uintptr_t source;
   size_t bytes;
 };
-thread_local Copy* volatile under_way = nullptr;
+thread_local Reading* volatile under_way = nullptr;
 
 void on_bus_error(int number, siginfo_t* info, void*) {
-  Copy* copy = under_way;
-  if (copy != nullptr && reinterpret_cast<uintptr_t>(info->si_addr) - copy->source < copy->bytes) {
-    siglongjmp(copy->back, 1);
-  }
+  Reading* reading = under_way;
+  if (reading != nullptr &&
+      reinterpret_cast<uintptr_t>(info->si_addr) - reading->source < reading->bytes)
+    siglongjmp(reading->back, 1);
   ::signal(number, SIG_DFL);  // what raised it is tried again, and ends the program
 }
 
@@ -45,29 +45,44 @@ bool take_signal() {
   return true;
 }
 
-}  // namespace
-
-bool mapped_copy(std::byte* target, const std::byte* source, size_t bytes, bool past_caches) {
+/// `read` reads nothing else that could be missing, and owns nothing: it may be left anywhere.
+template <class Read>
+bool read_mapped(const std::byte* source, size_t bytes, const Read& read) {
   static const bool taken = take_signal();
   (void)taken;
-  Copy copy;
-  copy.source = reinterpret_cast<uintptr_t>(source);
-  copy.bytes = bytes;
-  if (sigsetjmp(copy.back, 0) !=
+  Reading reading;
+  reading.source = reinterpret_cast<uintptr_t>(source);
+  reading.bytes = bytes;
+  if (sigsetjmp(reading.back, 0) !=
       0) {  // to save the mask of signals each time would be a system call
     under_way = nullptr;
     unblock();
     return false;
   }
-  under_way = &copy;
+  under_way = &reading;
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (past_caches) {
-    stream_copy(target, source, bytes);
-  } else {
-    std::memcpy(target, source, bytes);
-  }
+  read();
   std::atomic_signal_fence(std::memory_order_seq_cst);
   under_way = nullptr;
+  return true;
+}
+
+}  // namespace
+
+bool mapped_copy(std::byte* target, const std::byte* source, size_t bytes, bool past_caches) {
+  return read_mapped(source, bytes, [=] {
+    if (past_caches) stream_copy(target, source, bytes);
+    else std::memcpy(target, source, bytes);
+  });
+}
+
+bool add_mapped_checksum(std::span<const std::byte> source, uint64_t logical_offset,
+                         Checksum& sum) {
+  Checksum of_run;
+  if (!read_mapped(source.data(), source.size(),
+                   [&] { of_run = checksum_of_run(source, logical_offset); }))
+    return false;
+  sum += of_run;
   return true;
 }
 

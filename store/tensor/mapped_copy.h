@@ -1,7 +1,11 @@
-// A copy out of a mapping of a file that somebody else may cut short meanwhile.
+// Reading a mapping of a file that somebody else may cut short meanwhile.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "store/tensor/checksum.h"
 
 namespace ptc {
 
@@ -13,5 +17,9 @@ namespace ptc {
 /// before. Threads: any.
 [[nodiscard]] bool mapped_copy(std::byte* target, const std::byte* source, size_t bytes,
                                bool past_caches);
+
+/// The same of checksum_of_run(), which is added to `sum`.
+[[nodiscard]] bool add_mapped_checksum(std::span<const std::byte> source, uint64_t logical_offset,
+                                       Checksum& sum);
 
 }  // namespace ptc

@@ -51,6 +51,18 @@ TEST_P(MappedCopy, SaysThatTheFileWasCutShortAndGoesOn) {
   }
 }
 
+TEST_P(MappedCopy, ChecksumsTheSame) {
+  const Checksum before = checksum_of_run(whole_, 12);
+  Checksum sum = before;
+  EXPECT_TRUE(add_mapped_checksum({map_, kBytes}, 12, sum));
+  Checksum twice = before;
+  twice += before;
+  EXPECT_EQ(sum, twice);
+  ASSERT_EQ(::ftruncate(file_.get(), kBytes / 2), 0);
+  EXPECT_FALSE(add_mapped_checksum({map_, kBytes}, 12, sum));
+  EXPECT_EQ(sum, twice);
+}
+
 TEST_P(MappedCopy, OnManyThreadsWhileItIsCut) {
   std::vector<std::jthread> threads;
   for (int i = 0; i < 4; ++i) {
