@@ -289,6 +289,9 @@ class RealHandle : public Handle {
     return node_->counted(
         most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); },
         [&]() -> FsResult<> {
+          if (!frees)
+            node_->job().tree().store().images().expect_allocation(
+                without_page(fd_.get(), begin, end));
           if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
           return ok();
         });

@@ -343,6 +343,11 @@ Result<> ImageStore::allocate(int fd, uint64_t begin, uint64_t end, const ImageI
   return ok();
 }
 
+void ImageStore::expect_allocation(uint64_t bytes) {
+  if (reserve_ == nullptr || reserve_->held() == 0) return;
+  if (const auto left = space(); left && left.value().free_bytes >= bytes) reserve_->give(bytes);
+}
+
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
   PTC_TRY(auto file, LazyFile::find(files_, part_name(writer.id_)));
   auto image = std::make_shared<const Image>(writer.id_, std::move(file), writer.size_);

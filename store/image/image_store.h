@@ -194,6 +194,8 @@ class ImageStore {
   void expect_writing() {
     if (reserve_ != nullptr) reserve_->writing();
   }
+  /// This thread is about to take so many bytes for one of them, if there is room.
+  void expect_allocation(uint64_t bytes);
   /// Null: there is none.
   MemoryReserve* reserve() const { return reserve_.get(); }
   const std::string& directory() const { return dir_; }

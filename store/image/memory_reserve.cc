@@ -10,6 +10,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "store/base/file.h"
 #include "store/base/mutex.h"
@@ -148,6 +149,7 @@ void MemoryReserve::begin_to_work() {
 void MemoryReserve::give(uint64_t bytes) {
   if (held() == 0) return;
   MutexLock lock(mutex_);
+  given_apart_ += bytes;
   give_with(bytes);
 }
 
@@ -207,6 +209,7 @@ void MemoryReserve::take() {
 
 void MemoryReserve::follow_writers(const std::stop_token& stop) {
   uint64_t seen = used_(), ahead = 0;
+  given_apart_ = 0;
   auto grew = Clock::now();
   while (!stop.stop_requested() && held() > 0 && Clock::now() - grew < kQuiet) {
     if (ahead < kAhead) {
@@ -218,7 +221,8 @@ void MemoryReserve::follow_writers(const std::stop_token& stop) {
     const uint64_t used = used_();
     if (used > seen) {
       grew = Clock::now();
-      ahead -= std::min(ahead, used - seen);
+      const uint64_t apart = std::min(std::exchange(given_apart_, 0), used - seen);
+      ahead -= std::min(ahead, used - seen - apart);
     }
     seen = used;
   }

@@ -57,7 +57,8 @@ class MemoryReserve {
 
   /// The memory of so many bytes of files has gone back to the kernel, a moment ago.
   void gone(uint64_t bytes);
-  /// So many bytes are about to be taken for files.
+  /// So many bytes are about to be taken for files, by this thread: the kernel keeps some of what
+  /// is given for the processor that gave it.
   void give(uint64_t bytes);
   /// Somebody begins to write files of the store, without a word on how much: gives in step with
   /// what the store holds, until that has not grown for a second.
@@ -85,6 +86,7 @@ class MemoryReserve {
   std::vector<void*> blocks_ PTC_GUARDED_BY(mutex_);
   uint64_t wanted_ PTC_GUARDED_BY(mutex_) = 0;          // bytes that were left and not used since
   uint64_t given_too_much_ PTC_GUARDED_BY(mutex_) = 0;  // of the block that was given last
+  uint64_t given_apart_ PTC_GUARDED_BY(mutex_) = 0;  // not to writers, since these were looked at
   Clock::time_point last_use_ PTC_GUARDED_BY(mutex_);
   bool working_ PTC_GUARDED_BY(mutex_) = false;
   bool writing_ PTC_GUARDED_BY(mutex_) = false;  // asked for

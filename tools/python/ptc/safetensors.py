@@ -11,6 +11,7 @@ from .arrays import ITEM_BYTES, Bytes, array_of
 
 _MAX_HEADER_BYTES = 100_000_000
 _WINDOW_BYTES = 1 << 26
+_LARGE_BYTES = 1 << 21  # of a file that takes its space at once, which gives it huge pages
 
 
 class Entry(NamedTuple):
@@ -47,6 +48,8 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
+        if offset >= _LARGE_BYTES:
+            os.posix_fallocate(file, 0, 8 + len(text) + offset)
         parts, copied = [memoryview(len(text).to_bytes(8, "little") + text)], 0
         for _, array in arrays:
             for data, is_copy in array.pieces(_WINDOW_BYTES):
