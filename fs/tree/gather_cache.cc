@@ -45,11 +45,17 @@ GatherCache::GatherCache(uint64_t limit_bytes, unsigned threads)
   space_ = std::move(space).value();
 }
 
-GatherCache::~GatherCache() {
-  MutexLock lock(mutex_);
-  ending_ = true;
-  queue_.clear();
-  ended_.notify_all();
+GatherCache::~GatherCache() { stop(); }
+
+void GatherCache::stop() {
+  {
+    MutexLock lock(mutex_);
+    ending_ = true;
+    queue_.clear();
+    ended_.notify_all();
+    gathered_.notify_all();
+  }
+  gathering_.end();  // what is made ahead is of data sets
 }
 
 GatherCache::Numbers GatherCache::numbers() const {
@@ -162,7 +168,7 @@ GatherCache::FileRef GatherCache::find_or_begin(const std::string& key, const Co
 
 void GatherCache::gather(const FileRef& file, Files reusable) {
   auto start = [this, file, reusable = std::make_shared<Files>(std::move(reusable))] {
-    if (!begin(*file, *reusable)) return;
+    if (ending_ || !begin(*file, *reusable)) return;
     const size_t helpers = std::min<size_t>(threads_, file->pieces_.size()) - 1;
     try {
       for (size_t i = 0; i < helpers; ++i) gathering_.run([this, file] { work(*file); });
@@ -281,9 +287,11 @@ Result<> GatherCache::refresh(const std::string& prefix) {
       if (entry.again) files.emplace_back(entry.file, entry.again);
     }
     gathered_.wait(mutex_, [&] {
-      return std::all_of(under_way.begin(), under_way.end(),
-                         [](const FileRef& file) { return file->is_whole() || file->failed_; });
+      return ending_ || std::all_of(under_way.begin(), under_way.end(), [](const FileRef& file) {
+               return file->is_whole() || file->failed_;
+             });
     });
+    if (ending_) return ok();  // nobody reads any more
   }
   Result<> result = ok();
   std::vector<std::byte> buffer(kPieceBytes);

@@ -98,6 +98,10 @@ class GatherCache {
   /// Gives back what nobody has open or mapped: each file of it takes a descriptor.
   void drop_unused();
 
+  /// Waits until nothing is gathered of what lies in the store, so that it can be closed; what is
+  /// not whole by then will never be. After the last open.
+  void stop();
+
   uint64_t limit_bytes() const { return limit_bytes_; }
   struct Numbers {
     uint64_t bytes = 0, files = 0;  // held now

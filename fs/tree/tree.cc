@@ -34,6 +34,7 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
 }
 
 void Tree::detach() {
+  gathered_.stop();
   root_.reset();
   table_.forget_all();
   errands_.wait();          // they use the store

@@ -15,7 +15,9 @@ constexpr auto kKeep = std::chrono::seconds(10);  // a thread without work
 
 }  // namespace
 
-SpareThreads::~SpareThreads() {
+SpareThreads::~SpareThreads() { end(); }
+
+void SpareThreads::end() {
   MutexLock lock(mutex_);
   ending_ = true;
   more_.notify_all();

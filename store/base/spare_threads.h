@@ -19,11 +19,13 @@ class SpareThreads {
   /// `name`: of each, as `top` shows it. `most`: work beyond that waits for one of these.
   explicit SpareThreads(std::string name, size_t most = SIZE_MAX)
       : name_(std::move(name)), most_(most) {}
-  /// Waits for all work.
+  /// As end().
   ~SpareThreads();
 
   /// On some thread, soon. Throws where there is no memory, or no thread left, nor can one be made.
   void run(std::function<void()> work);
+  /// Waits for all work, and for the threads; those that later work begins end with it.
+  void end();
 
  private:
   void begin_thread() PTC_REQUIRES(mutex_);

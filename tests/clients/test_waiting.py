@@ -262,6 +262,17 @@ class SlowGathering(mount.TestCase):
             reader.wait(timeout=PROMPT)
             self.assertLess(time.monotonic() - begun, 1)
 
+    def test_the_daemon_ends_meanwhile(self):
+        spinner = self.hold_up()
+        with open(self.path, "rb") as file:
+            file.read(8)
+        self.mount.unmount()
+        time.sleep(2)  # it closes the store, while somebody may be gathering what lies in it
+        spinner.kill()
+        status = self.mount.process.wait(timeout=4 * PROMPT)
+        self.mount.start()
+        self.assertEqual(status, 0)
+
     def test_they_hold_up_nobody_else(self):
         self.hold_up()
         readers = [subprocess.Popen(["head", "-c", "8", self.path], stdout=subprocess.DEVNULL)  # pylint: disable=consider-using-with

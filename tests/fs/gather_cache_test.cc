@@ -172,6 +172,26 @@ TEST_F(SlowGathering, ManyReadersMakeEachPieceOnce) {
   for (const auto& times : made_) EXPECT_EQ(times, 1);
 }
 
+TEST_F(SlowGathering, WhenItIsStoppedNothingIsMadeAnyMoreAndNobodyWaits) {
+  const GatherCache::FileRef file = large_.get("a", slow(), [] { return true; });
+  const GatherCache::FileRef queued = large_.get("b", slow(), [] { return true; });
+  ASSERT_NE(queued, nullptr);
+  auto refreshed = std::async(std::launch::async, [&] { return large_.refresh("").has_value(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  large_.stop();
+  auto made = [&] {
+    int pieces = 0;
+    for (const auto& times : made_) pieces += times;
+    return pieces;
+  };
+  const int made_by_then = made();
+  EXPECT_GT(made_by_then, 0);
+  EXPECT_TRUE(refreshed.get());
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  EXPECT_EQ(made(), made_by_then);
+  EXPECT_FALSE(file->is_whole());
+}
+
 TEST_F(SlowGathering, WhatFailsLaterIsNoPartOfTheCacheAnyMore) {
   lost_ = kPieces - 1;
   const GatherCache::FileRef file = large_.get("a", slow(), [] { return true; });
