@@ -48,7 +48,9 @@ void WaitingRequest::on_interrupt(fuse_req*, void* self) {
 
 void WaitingRequest::serve() {
   if (claimed_.load()) return;
-  FuseRequest request(raw_, tree_, caller_, this);
+  Caller caller = caller_;
+  caller.queued = Clock::now() - since_;
+  FuseRequest request(raw_, tree_, caller, this);
   body_(request);
 }
 

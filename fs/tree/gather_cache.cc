@@ -80,7 +80,7 @@ std::span<std::byte> GatherCache::File::piece(size_t i) {
 }
 
 GatherCache::FileRef GatherCache::get(const std::string& key, const Content& content,
-                                      const Leaves& leaves) {
+                                      const Leaves& leaves, Clock::duration waited) {
   std::optional<Files> begun;
   const FileRef file = find_or_begin(key, content, true, begun);
   if (file == nullptr) return nullptr;
@@ -88,7 +88,7 @@ GatherCache::FileRef GatherCache::get(const std::string& key, const Content& con
   if (begun && all) gather_alone(file, *std::move(begun));
   else if (begun) gather(file, *std::move(begun));
   if (!file->is_whole())
-    wait_for(*file, all ? Clock::time_point::max() : Clock::now() + kWaits, leaves);
+    wait_for(*file, all ? Clock::time_point::max() : Clock::now() + kWaits - waited, leaves);
   return file->failed_ || (all && !file->is_whole()) ? nullptr : file;
 }
 

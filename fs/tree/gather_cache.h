@@ -80,7 +80,9 @@ class GatherCache {
   /// All of `content` in one file, held while the caller wants it. `key` stands for its bytes:
   /// equal keys, equal bytes. Waits for a while until it is whole. nullptr when reading it as it is
   /// serves better (small), or it cannot be had (no room, some byte is lost).
-  FileRef get(const std::string& key, const Content& content, const Leaves& leaves = nullptr);
+  /// `waited`: before, for the same.
+  FileRef get(const std::string& key, const Content& content, const Leaves& leaves = nullptr,
+              std::chrono::steady_clock::duration waited = {});
 
   /// Fills `out` from a file that may not be whole yet; false: not all of this is there.
   bool read(const FileRef& file, uint64_t offset, std::span<std::byte> out);

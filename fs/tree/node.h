@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,7 @@ struct Caller {
   uid_t uid = 0;
   gid_t gid = 0;
   pid_t pid = 0;
+  std::chrono::steady_clock::duration queued{};  // how long it has waited before it was served
   /// With all groups of the process that asks. Only while it waits for the answer.
   User user() const { return user_of(pid, uid, gid); }
   /// Whether it was killed, or has ended.

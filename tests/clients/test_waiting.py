@@ -273,6 +273,29 @@ class SlowGathering(mount.TestCase):
         self.mount.start()
         self.assertEqual(status, 0)
 
+    def test_of_many_each_waits_no_longer(self):
+        openers = 150  # more than wait at the same time
+        paths = [self.job.rank_file("base", f"tp2-pp1-dp{openers // 2}", rank) for rank in range(openers)]
+        for path in paths:
+            os.stat(path)
+        self.hold_up()
+        took, all_opened = [], threading.Event()
+
+        def open_it(path):
+            begun = time.monotonic()
+            with open(path, "rb"):
+                took.append(time.monotonic() - begun)
+                if len(took) == openers:
+                    all_opened.set()
+                all_opened.wait(timeout=4 * PROMPT)
+        threads = [threading.Thread(target=open_it, args=(path,)) for path in paths]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(took), openers)
+        self.assertLess(max(took), 4)
+
     def test_they_hold_up_nobody_else(self):
         self.hold_up()
         readers = [subprocess.Popen(["head", "-c", "8", self.path], stdout=subprocess.DEVNULL)  # pylint: disable=consider-using-with

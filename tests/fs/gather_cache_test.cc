@@ -139,6 +139,14 @@ TEST_F(SlowGathering, AnOpenWaitsForAWhileAndReadsWhatIsThere) {
   EXPECT_EQ(large_.numbers().files, 1u);
 }
 
+TEST_F(SlowGathering, WhoHasWaitedElsewhereDoesNotWaitHere) {
+  const auto begun = std::chrono::steady_clock::now();
+  const GatherCache::FileRef file = large_.get("a", slow(), nullptr, std::chrono::seconds(3));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(1));
+  ASSERT_NE(file, nullptr);
+  wait_until_whole(file);
+}
+
 TEST_F(SlowGathering, WhoIsKilledDoesNotWait) {
   std::atomic<bool> killed{false};
   auto got = std::async(std::launch::async,

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kDtypeXattr = "user.ptc.dtype";
 
-// An open waits for two seconds at most.
+// An open waits for two seconds at most, in its queue included.
 const Awaited kGathering{"files that are gathered", 64, true};
 constexpr uint64_t kGathersForLong = 4 << 20;
 
@@ -126,7 +126,8 @@ GatherCache::FileRef ContentFile::gather(const FileContentRef& content,
   // who read on.
   if (!tree.passthrough().enabled() || !content->other_nodes().empty()) return nullptr;
   auto leaves = [&] { return mode_.is_read_through() || caller.is_dying(); };
-  return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content), leaves);
+  return tree.gathered().get(checkpoint_->key + "/" + content_key, gathered(content), leaves,
+                             caller.queued);
 }
 
 const Awaited* ContentFile::awaited_by_open() const {
