@@ -180,6 +180,31 @@ TEST_F(SlowGathering, ManyReadersMakeEachPieceOnce) {
   for (const auto& times : made_) EXPECT_EQ(times, 1);
 }
 
+TEST_F(SlowGathering, WhatIsMendedWhileItIsGatheredIsRightAfterwards) {
+  std::atomic<bool> mended{false};
+  auto fill = [&](uint64_t offset, std::span<std::byte> out) -> Result<> {
+    const std::byte byte = mended ? byte_of(offset / kPiece) : std::byte{0};
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::memset(out.data(), static_cast<int>(byte), out.size());
+    return ok();
+  };
+  const GatherCache::Content damaged{.bytes = kPieces * kPiece, .fill = fill, .again = [&] {
+                                       return Result<GatherCache::Fill>(fill);
+                                     }};
+  const GatherCache::FileRef file = large_.get("c/a", damaged, [] { return true; });
+  auto refreshed = std::async(std::launch::async, [&]() -> bool {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    mended = true;
+    return large_.refresh("c/").has_value();
+  });
+  for (size_t piece = 0; piece < 60; piece += 6)  // some of it before that, some after
+    bytes_at_end_of(file, kPieces - 2 - piece);
+  EXPECT_TRUE(refreshed.get());
+  EXPECT_TRUE(file->is_whole());
+  for (size_t piece = 0; piece + 1 < kPieces; ++piece)
+    EXPECT_EQ(bytes_at_end_of(file, piece), std::pair(byte_of(piece), byte_of(piece + 1)));
+}
+
 TEST_F(SlowGathering, WhenItIsStoppedNothingIsMadeAnyMoreAndNobodyWaits) {
   const GatherCache::FileRef file = large_.get("a", slow(), [] { return true; });
   const GatherCache::FileRef queued = large_.get("b", slow(), [] { return true; });
