@@ -55,7 +55,11 @@ void GatherCache::stop() {
     ended_.notify_all();
     gathered_.notify_all();
   }
-  gathering_.end();  // what is made ahead is of data sets
+  gathering_.end();                                // what is made ahead is of data sets
+  std::unordered_map<std::string, Entry> entries;  // go without the mutex
+  MutexLock lock(mutex_);
+  entries.swap(entries_);
+  bytes_ = 0;
 }
 
 GatherCache::Numbers GatherCache::numbers() const {
@@ -167,6 +171,14 @@ GatherCache::FileRef GatherCache::find_or_begin(const std::string& key, const Co
 }
 
 void GatherCache::gather(const FileRef& file, Files reusable) {
+  auto begun = caught([&]() -> Result<> {
+    begin_to_gather(file, std::move(reusable));
+    return ok();
+  });
+  if (!begun) fail(*file, begun.error());
+}
+
+void GatherCache::begin_to_gather(const FileRef& file, Files reusable) {
   auto start = [this, file, reusable = std::make_shared<Files>(std::move(reusable))] {
     if (ending_ || !begin(*file, *reusable)) return;
     const size_t helpers = std::min<size_t>(threads_, file->pieces_.size()) - 1;

@@ -140,6 +140,7 @@ class GatherCache {
   bool begin(File& file, Files& reusable);
   /// By threads that are there for it, and this one unless that may take long.
   void gather(const FileRef& file, Files reusable);
+  void begin_to_gather(const FileRef& file, Files reusable);
   /// Who may wait for others has threads of its own.
   void gather_alone(const FileRef& file, Files reusable);
   void gather_ahead(const Wanted& wanted);

@@ -289,10 +289,14 @@ class RealHandle : public Handle {
     return node_->counted(
         most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); },
         [&]() -> FsResult<> {
-          if (!frees)
-            node_->job().tree().store().images().expect_allocation(
-                without_page(fd_.get(), begin, end));
-          if (::fallocate(fd_.get(), mode, offset, length) != 0) return last_errno();
+          ImageStore& files = node_->job().tree().store().images();
+          const bool takes = (mode & ~FALLOC_FL_KEEP_SIZE) == 0;
+          if (takes) {
+            if (int error = files.take_space(fd_.get(), mode, begin, end); error != 0)
+              return Errno{error};
+          } else if (::fallocate(fd_.get(), mode, offset, length) != 0) {
+            return last_errno();
+          }
           return ok();
         });
   }

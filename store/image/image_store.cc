@@ -334,18 +334,30 @@ Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
 }
 
 Result<> ImageStore::allocate(int fd, uint64_t begin, uint64_t end, const ImageId& id) {
-  constexpr uint64_t kAtOnce = 1 << 30;  // memory that was given is not free for long
-  for (uint64_t bytes = 0; begin < end; begin += bytes) {
-    bytes = std::min(end - begin, reserve_ != nullptr ? kAtOnce : end - begin);
-    if (reserve_ != nullptr) reserve_->give(bytes);
-    PTC_TRY(allocate_space(fd, begin, bytes, "image " + id.text));
-  }
-  return ok();
+  int reason = take_space(fd, 0, begin, end);
+  if (reason == EOPNOTSUPP) return allocate_space(fd, begin, end - begin, "image " + id.text);
+  if (reason == 0) return ok();
+  return errno_error(reason,
+                     fmt::format("allocating {} for image {}", format_size(end - begin), id.text));
 }
 
-void ImageStore::expect_allocation(uint64_t bytes) {
-  if (reserve_ == nullptr || reserve_->held() == 0) return;
-  if (const auto left = space(); left && left.value().free_bytes >= bytes) reserve_->give(bytes);
+int ImageStore::take_space(int fd, int mode, uint64_t begin, uint64_t end) {
+  // What the kernel keeps for one processor others do not get: a thread that has moved since the
+  // reserve gave has lost little.
+  constexpr uint64_t kAtOnce = 32 << 20;
+  bool gives = reserve_ != nullptr && reserve_->held() > 0;
+  if (gives) {
+    const auto left = space();
+    gives = left && left.value().free_bytes >= end - begin;
+  }
+  for (uint64_t bytes = 0; begin < end; begin += bytes) {
+    bytes = gives ? std::min(end - begin, kAtOnce) : end - begin;
+    const off_t hole = gives ? ::lseek(fd, static_cast<off_t>(begin), SEEK_HOLE) : -1;
+    if (gives && (hole < 0 || static_cast<uint64_t>(hole) < begin + bytes)) reserve_->give(bytes);
+    while (::fallocate(fd, mode, static_cast<off_t>(begin), static_cast<off_t>(bytes)) != 0)
+      if (errno != EINTR) return errno;
+  }
+  return 0;
 }
 
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {

@@ -194,8 +194,8 @@ class ImageStore {
   void expect_writing() {
     if (reserve_ != nullptr) reserve_->writing();
   }
-  /// This thread is about to take so many bytes for one of them, if there is room.
-  void expect_allocation(uint64_t bytes);
+  /// fallocate(2) of one of them, which takes what the reserve has first. The errno, or 0.
+  int take_space(int fd, int mode, uint64_t begin, uint64_t end);
   /// Null: there is none.
   MemoryReserve* reserve() const { return reserve_.get(); }
   const std::string& directory() const { return dir_; }

@@ -21,8 +21,12 @@ namespace {
 constexpr uint64_t kHugePage = 2 << 20;
 constexpr uint64_t kBlock = 16 * kHugePage;
 /// Given to writers before they want it, and how often it is looked how much they took: 25 GB/s.
-constexpr uint64_t kAhead = 8 * kBlock;
-constexpr auto kLook = std::chrono::milliseconds(10);
+/// At first, when they may take theirs by fallocate(2) or want little, it is less.
+constexpr uint64_t kAhead = 8 * kBlock, kAheadAtFirst = 2 * kBlock, kWritten = 1 << 20;
+/// Held beyond what is wanted, if that is much: what is given before it is wanted may be of no use,
+/// on another processor or at the end.
+constexpr uint64_t kSpare = kAheadAtFirst + kBlock;
+constexpr auto kLook = std::chrono::milliseconds(10), kLookAtFirst = std::chrono::milliseconds(2);
 constexpr auto kQuiet = std::chrono::seconds(1);
 constexpr auto kKeep = std::chrono::seconds(10);  // the thread, with nothing to do
 
@@ -186,9 +190,14 @@ void MemoryReserve::settle() {
   settled_.wait(mutex_, [this]() PTC_REQUIRES(mutex_) { return !working_; });
 }
 
+uint64_t MemoryReserve::spare_beside(uint64_t bytes) const {
+  return bytes > kAhead && bytes > options_.for_good ? kSpare : 0;
+}
+
 uint64_t MemoryReserve::target() const {
   const uint64_t most = std::max(options_.for_good, options_.follows ? used_() : 0);
-  return std::min(wanted_, most) / kBlock * kBlock;
+  const uint64_t bytes = std::min(wanted_, most);
+  return (bytes + spare_beside(bytes)) / kBlock * kBlock;
 }
 
 void MemoryReserve::take() {
@@ -199,7 +208,7 @@ void MemoryReserve::take() {
     if (options_.to_spare() >= kBlock) block = take_block(for_good);
   }
   if (block == nullptr) {
-    wanted_ = std::min(wanted_, held());  // until more has gone
+    wanted_ = std::min(wanted_, held() - spare_beside(held()));  // until more has gone
     return;
   }
   blocks_.push_back(block);
@@ -208,21 +217,23 @@ void MemoryReserve::take() {
 }
 
 void MemoryReserve::follow_writers(const std::stop_token& stop) {
-  uint64_t seen = used_(), ahead = 0;
+  uint64_t seen = used_(), ahead = 0, most = kAheadAtFirst;
   given_apart_ = 0;
   auto grew = Clock::now();
   while (!stop.stop_requested() && held() > 0 && Clock::now() - grew < kQuiet) {
-    if (ahead < kAhead) {
-      const uint64_t more = std::min(kAhead - ahead, held());
+    if (ahead < most) {
+      const uint64_t more = std::min(most - ahead, held());
       give_with(more);
       ahead += more;
     }
-    changed_.wait_for(mutex_, stop, kLook, [] { return false; });
+    changed_.wait_for(mutex_, stop, most < kAhead ? kLookAtFirst : kLook, [] { return false; });
     const uint64_t used = used_();
     if (used > seen) {
       grew = Clock::now();
-      const uint64_t apart = std::min(std::exchange(given_apart_, 0), used - seen);
-      ahead -= std::min(ahead, used - seen - apart);
+      const uint64_t apart = std::min(given_apart_, used - seen), written = used - seen - apart;
+      given_apart_ -= apart;
+      ahead -= std::min(ahead, written);
+      if (written >= kWritten) most = kAhead;
     }
     seen = used;
   }

@@ -28,7 +28,8 @@ struct MemoryReserveOptions {
   /// So much is taken at the start, as far as there is memory to spare, and again whenever images
   /// have left some.
   uint64_t for_good = 0;
-  /// Beyond that, as much as images have left, but never more than the store holds.
+  /// Beyond that, as much as images have left, but never more than the store holds; and 96 MiB
+  /// beside what is more than 256 MiB, for some of it is given in vain.
   bool follows = false;
   /// That is given back when none of it was used for so long.
   std::chrono::milliseconds idle = std::chrono::minutes(10);
@@ -72,6 +73,7 @@ class MemoryReserve {
   using Clock = std::chrono::steady_clock;
   void begin_to_work() PTC_REQUIRES(mutex_);
   void work(const std::stop_token& stop);
+  uint64_t spare_beside(uint64_t bytes) const;
   uint64_t target() const PTC_REQUIRES(mutex_);
   void take() PTC_REQUIRES(mutex_);  // one block
   void give_with(uint64_t bytes) PTC_REQUIRES(mutex_);

@@ -132,9 +132,10 @@ struct WatchHub::State {
   Watcher* running PTC_GUARDED_BY(mutex) = nullptr;  // whose on_event is being called
 
   void add(const std::shared_ptr<Watcher>& watcher) PTC_REQUIRES(mutex) {
-    auto [same, is_first] = watchers.try_emplace(watcher->prefix);
-    same->second.push_back(watcher);
-    if (is_first) ++lengths[watcher->prefix.size()];
+    size_t& prefixes = lengths[watcher->prefix.size()];
+    auto& same = watchers[watcher->prefix];
+    same.push_back(watcher);
+    if (same.size() == 1) ++prefixes;
   }
   void remove(Watcher& watcher) PTC_REQUIRES(mutex) {
     watcher.removed = true;

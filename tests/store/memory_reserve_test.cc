@@ -108,14 +108,28 @@ TEST_F(Reserve, FollowsThoseWhoWrite) {
   MemoryReserve& reserve = open({.follows = true});
   reserve.gone(640 * kMiB);
   reserve.settle();
-  EXPECT_EQ(reserve.held(), 640 * kMiB);
+  EXPECT_EQ(reserve.held(), 736 * kMiB);  // with what is given in vain
   reserve.writing();
-  while (reserve.held() != 384 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  used_ += 100 * kMiB;  // then as much again is given
-  while (reserve.held() > 288 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (reserve.held() != 672 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  used_ += 100 * kMiB;  // then more is given, and more ahead
+  while (reserve.held() > 416 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   reserve.settle();  // nobody writes any more: what was given beyond that is taken back
-  EXPECT_GE(reserve.held(), 512 * kMiB);
-  EXPECT_LE(reserve.held(), 544 * kMiB);
+  EXPECT_GE(reserve.held(), 640 * kMiB);
+  EXPECT_LE(reserve.held(), 704 * kMiB);
+}
+
+TEST_F(Reserve, GivesWritersNothingForWhatIsTakenApart) {
+  MemoryReserve& reserve = open({.follows = true});
+  reserve.gone(640 * kMiB);
+  reserve.settle();
+  reserve.writing();
+  while (reserve.held() != 672 * kMiB) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  reserve.give(320 * kMiB);  // of a file that takes its space at once
+  used_ += 320 * kMiB;
+  EXPECT_EQ(reserve.held(), 352 * kMiB);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(reserve.held(), 352 * kMiB);
+  reserve.settle();
 }
 
 /// Images of a tmpfs, of which the reserve hears.
