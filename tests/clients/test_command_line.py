@@ -122,6 +122,7 @@ class Help(unittest.TestCase):
                 ("ptc", "-C /nowhere lss", "unknown command 'lss'; is it 'ls'?"),
                 ("ptc", "xyzzy", "unknown command 'xyzzy'"),
                 ("ptc", "layout j sett --tp 2", "unknown command 'sett'; is it 'set'?"),
+                ("ptc", "layout set j --tp 2", "JOB comes before 'set': ptc layout j set …"),
                 ("ptc", "plan j --stage 1,2", "unknown option '--stage'; is it '--stages'?"),
                 ("ptc", "plan j --naming=stage --optimiser=zero1", "is it '--optimizer'?"),
                 ("ptc", "status --jsno", "unknown option '--jsno'; is it '--json'?"),

@@ -389,6 +389,8 @@ class Ptc(mount.TestCase):
         devices = self.mount.ptc("layout", job.name, "set", "--devices", "nobody:0,nobody:1", check=False)
         self.assertEqual(devices.returncode, 1)
         self.assertIn("nobody", devices.stderr)
+        self.mount.ptc("layout", job.name, "set", "--stages", "even", "--devices", "auto", "--wait")
+        self.assertEqual({"stages", "devices"} & set(json.loads(mount.read_text(job.file("layout.json")))), set())
         self.mount.ptc("layout", job.name, "set", "--pp", 5, "--wait")
         refused = self.mount.ptc("layout", job.name, "set", "--tp", 3, check=False)
         self.assertEqual(refused.returncode, 1)

@@ -66,7 +66,7 @@ TEST(LayoutEdit, KeepsWhatStillFits) {
 TEST(LayoutEdit, GivenStagesAndDevicesAreTakenAsTheyAre) {
   LayoutEdit edit;
   edit.pp = 2;
-  edit.stages = {3, 4};
+  edit.stages = {"3", "4"};
   edit.devices = {"w:0", "w:1"};
   std::vector<std::string> notes;
   auto layout = edited_layout(parsed(R"({"tp":1,"pp":1,"dp":1})"), edit, notes);

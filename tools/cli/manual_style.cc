@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "store/base/json.h"
@@ -148,6 +150,13 @@ std::string usage_complaint(const CLI::App& app, const CLI::ParseError& error) {
   } else if (auto commands = command->get_subcommands({}); !commands.empty()) {
     what = "command";
     for (const CLI::App* each : commands) known.push_back(each->get_name());
+    for (const CLI::Option* option : command->get_options()) {
+      if (!option->get_positional() || option->count() == 0) continue;
+      const std::string& given = option->results().front();
+      if (std::find(known.begin(), known.end(), given) != known.end())
+        return fmt::format("{} comes before '{}': ptc {} {} {} …", option->get_name(true), given,
+                           command->get_name(), word, given);
+    }
   } else {
     return fmt::format("{} is one argument too many", ptc::quoted(word));
   }

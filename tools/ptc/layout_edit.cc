@@ -42,6 +42,17 @@ void set_size(json::object& layout, std::string_view key, std::optional<uint32_t
   if (value) layout.insert_or_assign(key, *value);
 }
 
+CLI::Validator layers_or_even() {
+  auto check = [layers = whole_number(1, UINT32_MAX)](std::string& text) {
+    return text == kEven ? std::string() : layers(text);
+  };
+  return CLI::Validator(check, "", "layers");
+}
+
+bool has(const std::vector<std::string>& values, std::string_view word) {
+  return std::find(values.begin(), values.end(), word) != values.end();
+}
+
 json::array json_list(const auto& values) {
   json::array list;
   for (const auto& value : values) list.emplace_back(value);
@@ -79,14 +90,14 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(size)
       ->group(group);
-  app.add_option("--stages", edit.stages, "layers of each pipeline stage, or stretch")
+  app.add_option("--stages", edit.stages, "layers of each pipeline stage, or stretch; or even")
       ->type_name("A,B")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(whole_number(1, UINT32_MAX))
+      ->check(layers_or_even())
       ->group(group);
   if (!all) return;
-  app.add_option("--devices", edit.devices, "node:device of each rank")
+  app.add_option("--devices", edit.devices, "node:device of each rank; or auto")
       ->type_name("W:D,W:D")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -118,8 +129,15 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   set_size(layout, "ep", edit.ep);
   set_size(layout, "cp", edit.cp);
   set_size(layout, "vpp", edit.vpp);
-  if (!edit.stages.empty()) layout.insert_or_assign("stages", json_list(edit.stages));
-  if (!edit.devices.empty()) layout.insert_or_assign("devices", json_list(edit.devices));
+  if (has(edit.stages, kEven)) {
+    layout.erase("stages");
+  } else if (!edit.stages.empty()) {
+    json::array stages;
+    for (const std::string& layers : edit.stages) stages.emplace_back(std::stoull(layers));
+    layout.insert_or_assign("stages", std::move(stages));
+  }
+  if (has(edit.devices, kAuto)) layout.erase("devices");
+  else if (!edit.devices.empty()) layout.insert_or_assign("devices", json_list(edit.devices));
   if (edit.order) layout.insert_or_assign("order", *edit.order);
   if (edit.naming) layout.insert_or_assign("naming", *edit.naming);
   if (edit.optimizer) layout.insert_or_assign("optimizer", *edit.optimizer);

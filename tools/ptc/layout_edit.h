@@ -14,12 +14,15 @@
 
 namespace ptc::cli {
 
+/// What takes a list out of the layout: ptcfs finds one.
+inline constexpr std::string_view kEven = "even", kAuto = "auto";
+
 /// The fields that were given.
 struct LayoutEdit {
   std::optional<uint32_t> tp, pp, dp, ep, cp, vpp;
-  std::vector<uint32_t> stages;
+  std::vector<std::string> stages;  // numbers, or kEven
   std::optional<std::string> order, naming, optimizer;
-  std::vector<std::string> devices;
+  std::vector<std::string> devices;  // or kAuto
   std::optional<uint32_t> replicas, keep;
 
   bool empty() const;
