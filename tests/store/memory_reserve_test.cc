@@ -1,5 +1,6 @@
 #include "store/image/memory_reserve.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <sys/mount.h>
@@ -159,6 +160,19 @@ class ReserveOfImages : public testing::Test {
   std::string path_ = testing::TempDir() + "ptc-reserve-XXXXXX";
   std::unique_ptr<ImageStore> store_;
 };
+
+TEST_F(ReserveOfImages, AFileThatTakesItsSpaceHasItFromThere) {
+  const ImageRef kept = publish(160 * kMiB);
+  EXPECT_TRUE(is_ok(store_->remove(publish(128 * kMiB)->id())));
+  EXPECT_EQ(held(), 128 * kMiB);
+  const UniqueFd file(::open(path_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  EXPECT_EQ(store_->take_space(file.get(), 0, 0, 4096 * kMiB), ENOSPC);
+  EXPECT_EQ(held(), 128 * kMiB);  // in vain nothing is given
+  EXPECT_EQ(store_->take_space(file.get(), 0, 0, 72 * kMiB), 0);
+  EXPECT_EQ(held(), 32 * kMiB);
+  EXPECT_EQ(store_->take_space(file.get(), 0, 0, 72 * kMiB), 0);  // it has it
+  EXPECT_EQ(held(), 32 * kMiB);
+}
 
 TEST_F(ReserveOfImages, HearsWhenTheirMemoryGoesAndComes) {
   const ImageRef kept = publish(100 * kMiB);
