@@ -348,12 +348,14 @@ int ImageStore::take_space(int fd, int mode, uint64_t begin, uint64_t end) {
   bool gives = reserve_ != nullptr && reserve_->held() > 0;
   if (gives) {
     const auto left = space();
-    gives = left && left.value().free_bytes >= end - begin;
+    struct stat info = {};  // pages without bytes are holes for lseek(2)
+    const bool has_it =
+        ::fstat(fd, &info) == 0 && static_cast<uint64_t>(info.st_blocks) * 512 >= end;
+    gives = left && left.value().free_bytes >= end - begin && !has_it;
   }
   for (uint64_t bytes = 0; begin < end; begin += bytes) {
     bytes = gives ? std::min(end - begin, kAtOnce) : end - begin;
-    const off_t hole = gives ? ::lseek(fd, static_cast<off_t>(begin), SEEK_HOLE) : -1;
-    if (gives && (hole < 0 || static_cast<uint64_t>(hole) < begin + bytes)) reserve_->give(bytes);
+    if (gives) reserve_->give(bytes);
     while (::fallocate(fd, mode, static_cast<off_t>(begin), static_cast<off_t>(bytes)) != 0)
       if (errno != EINTR) return errno;
   }
