@@ -30,7 +30,8 @@ constexpr const char* kFooter =
     "  ptc verify llama                          read it all and compare checksums\n"
     "\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not all could be checked\n"
-    "(verify), 124 timed out (wait).\n"
+    "(verify), 4 drained, but for what is in no checkpoint (drain), 124 timed out\n"
+    "(wait).\n"
     "\"ptc COMMAND --help\" tells more, and so does ptc(1). Everything also works with\n"
     "cp, mv, cat, an editor and rm.";
 

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -278,6 +279,18 @@ class NewPlace {
   bool discard_;
 };
 
+/// What holds the owner, mode and names of the mount's root. Its mode may let all write: it is in a
+/// directory of its own, which nobody else may enter, whatever the store's own mode is.
+Result<std::string> root_in(const std::string& store) {
+  const std::string closed = store + "/mount", root = closed + "/root", former = store + "/root";
+  PTC_TRY(make_directory(AT_FDCWD, closed, 0700));
+  struct stat facts = {};
+  if (::lstat(root.c_str(), &facts) != 0 && ::rename(former.c_str(), root.c_str()) != 0 &&
+      errno != ENOENT)
+    return errno_error(errno, former);
+  return root;
+}
+
 bool is_below(const std::string& path, const std::string& directory) {
   return path == directory || (path.starts_with(directory) &&
                                (directory.ends_with('/') || path[directory.size()] == '/'));
@@ -373,10 +386,11 @@ int run(Options& options, Ready ready) {
     return complain(error, kSystemError);
   }
   ::umask(0);  // from here on modes come from the kernel, which has applied the caller's
-  auto attached = tree.attach(store.value().get(), place.value().directory + "/root");
+  const auto root = root_in(place.value().directory);
+  if (!root) return complain(root.error(), kSystemError);
+  auto attached = tree.attach(store.value().get(), root.value());
   if (!attached) return complain(attached.error(), kSystemError);
-  if (options.root_mode &&
-      ::chmod((place.value().directory + "/root").c_str(), *options.root_mode) != 0)
+  if (options.root_mode && ::chmod(root.value().c_str(), *options.root_mode) != 0)
     return complain(errno_error(errno, "the mode of the mount's root"), kSystemError);
   if (cluster != nullptr) {
     auto joined = cluster->join(*store.value());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fs/report/version.h"
+#include "reshard/node/join_jobs.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
 #include "tools/cli/complete.h"
@@ -325,6 +326,20 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("etcd-key", "FILE", "its key, PEM, mode 0600");
   app.add_flag("--join", options->cluster.join,
                "bring the jobs that the store has of its own into a cluster that has jobs, too");
+  auto join_as = [options](const std::string& text) {
+    if (auto taken = take_job_name(text, options->cluster.join_as); !taken)
+      throw CLI::ValidationError("--join-as", taken.error().message());
+  };
+  app.add_option_function<std::vector<std::string>>(
+         "--join-as",
+         [join_as](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) join_as(text);
+         },
+         "the same, and job OLD of the store is NEW in the cluster, which has an OLD of its own; "
+         "may be given several times")
+      ->type_name("OLD=NEW")
+      ->allow_extra_args(false)
+      ->take_all();
   add_own("lease", "SECONDS",
           "how long a node may be silent before it counts as gone (default: 5)");
   app.add_flag("--discard", options->discard,

@@ -34,6 +34,7 @@ struct BuiltShard {
   uint8_t megatron_dtype = 0;
   uint32_t places_crc = 0;  // of the section but for what is of this machine
   ContentCrc content;
+  ShardRights rights;
   std::vector<SkippedShard> skipped;  // files of a group
   std::vector<uint64_t> key_hashes;
 };
@@ -127,7 +128,7 @@ class IndexBuilder {
         built.skipped.push_back({path, error.message()});
         continue;
       }
-      const auto crc = crc_of_file(path, stamp.value().bytes);
+      const auto crc = crc_of_file(path, stamp.value().bytes, built.rights);
       if (!crc) {
         Error error = Error(crc.error()).with_context(ptc::quoted(path));
         if (on_error_ == OnError::kRefuse) return error;
@@ -167,7 +168,8 @@ class IndexBuilder {
     PTC_TRY(const FileStamp before, stamp_of(fd.get()));
     if (before.bytes > kMaxShardBytes)
       return invalid_argument("{} bytes are too many", before.bytes);
-    auto indexed = facts_of(fd.get(), before.bytes, path, listed);
+    PTC_TRY(ShardRights rights, path_rights_.of(fd.get()));
+    auto indexed = facts_of(fd.get(), before.bytes, path, listed, rights);
     if (!indexed) {
       PTC_TRY(refuse_compressed(fd.get()));
       return std::move(indexed).error();
@@ -193,11 +195,12 @@ class IndexBuilder {
     built.key_hashes = std::move(facts.key_hashes);
     built.places_crc = crc_of(built.shard.section);
     built.content = content;
+    built.rights = rights;
     return built;
   }
 
   Result<ShardFacts> facts_of(int fd, uint64_t bytes, const std::string& path,
-                              const ListedShard& listed) const {
+                              const ListedShard& listed, ShardRights& rights) const {
     switch (list_.format) {
       case SourceFormat::kTar:
         return index_tar(fd, bytes, context_);
@@ -212,6 +215,8 @@ class IndexBuilder {
         const std::string idx_path = path.substr(0, path.size() - 3) + "idx";
         PTC_TRY(const UniqueFd idx, access_.open(idx_path, Wanted::kFile));
         PTC_TRY(const FileStamp idx_stamp, stamp_of(idx.get()));
+        PTC_TRY(const ShardRights of_idx, path_rights_.of(idx.get()));
+        rights.add(of_idx);
         return index_megatron(idx.get(), idx_stamp.bytes, bytes, context_);
       }
       default:
@@ -219,8 +224,11 @@ class IndexBuilder {
     }
   }
 
-  Result<ContentCrc> crc_of_file(const std::string& path, uint64_t bytes) const {
+  Result<ContentCrc> crc_of_file(const std::string& path, uint64_t bytes,
+                                 ShardRights& rights) const {
     PTC_TRY(const UniqueFd fd, access_.open(path, Wanted::kFile));
+    PTC_TRY(const ShardRights of_file, path_rights_.of(fd.get()));
+    rights.add(of_file);
     return crc_of_content(fd.get(), bytes, kPlacesInFile, 0);
   }
 
@@ -258,6 +266,7 @@ class IndexBuilder {
   const OnError on_error_;
   const bool all_content_;
   const IndexContext context_;
+  mutable PathRights path_rights_;
 };
 
 /// Puts the shards together as they come, in their order.
@@ -285,6 +294,7 @@ class Assembler {
         .add(uint64_t{shard.places_crc});
     contents_.add(uint64_t{shard.content.all});
     places_.add(uint64_t{shard.content.places});
+    facts_.rights.add(shard.rights);
     if (shard.shard.record.samples == 0) return writer_.add(std::move(shard.shard));
     if (!any_) facts_.field_names = shard.field_names;
     else if (facts_.field_names != shard.field_names) facts_.field_names.clear();

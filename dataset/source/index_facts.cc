@@ -47,6 +47,11 @@ std::string write_index_facts(const IndexFacts& facts) {
     writer.number(static_cast<uint64_t>(directory.stamp.mtime_ns));
     writer.number(directory.stamp.inode);
   });
+  const ShardRights::Facts& rights = facts.rights.facts();
+  writer.number(static_cast<uint8_t>(rights.any));
+  writer.number(static_cast<uint8_t>(rights.one_group));
+  writer.number(static_cast<uint32_t>(rights.group));
+  writer.number(static_cast<uint32_t>(rights.mode));
   return writer.take();
 }
 
@@ -82,6 +87,12 @@ Result<IndexFacts> read_index_facts(std::string_view bytes) {
                        .inode = reader.number<uint64_t>()};
     return directory;
   });
+  ShardRights::Facts rights;
+  rights.any = reader.number<uint8_t>() != 0;
+  rights.one_group = reader.number<uint8_t>() != 0;
+  rights.group = reader.number<uint32_t>();
+  rights.mode = reader.number<uint32_t>();
+  facts.rights = ShardRights(rights);
   if (!reader.done() || facts.format > SourceFormat::kFiles)
     return Error(Code::kCorrupt, "the facts at its end are damaged");
   return facts;

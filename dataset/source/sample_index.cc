@@ -19,7 +19,7 @@ namespace ptc {
 namespace {
 
 constexpr char kIndexMagic[8] = {'P', 'T', 'C', 'I', 'N', 'D', 'X', '\n'};
-constexpr uint32_t kIndexVersion = 4;
+constexpr uint32_t kIndexVersion = 5;
 constexpr size_t kIndexBuffer = 1 << 20;
 
 /// Persisted. Everything behind it is covered by body_crc.

@@ -5,7 +5,7 @@
 //
 // Written to `<path>.part`, made durable, and renamed: a file of that name is whole. All of it has
 // a CRC32C, checked when it is opened. It says nothing of the machine but the inodes and mtimes of
-// the shards.
+// the shards, and whom these let read them.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,7 @@
 #include "dataset/source/indexer.h"
 #include "dataset/source/sample_source.h"
 #include "dataset/source/shard_list.h"
+#include "dataset/source/shard_rights.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
 
@@ -51,6 +52,7 @@ struct IndexFacts {
   std::vector<MdsColumn> columns;
   std::vector<SkippedShard> skipped;
   std::vector<ListedShard> directories;  // kFiles
+  ShardRights rights;                    // as the shards had them when they were indexed
 };
 
 /// Threads: any. Immutable.

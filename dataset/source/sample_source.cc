@@ -39,7 +39,9 @@ uint64_t mds_length_bytes(const SampleIndex& index) {
 }  // namespace
 
 SampleSource::SampleSource(std::unique_ptr<const SampleIndex> index, SourceAccessRef access)
-    : index_(std::move(index)), files_(std::make_unique<ShardFiles>(*index_, std::move(access))) {}
+    : index_(std::move(index)),
+      access_(std::move(access)),
+      files_(std::make_unique<ShardFiles>(*index_, access_)) {}
 SampleSource::~SampleSource() = default;
 
 SourceFormat SampleSource::format() const { return index_->facts().format; }
@@ -52,6 +54,8 @@ bool SampleSource::has_fingerprint(uint64_t fingerprint) const {
          fingerprint == facts.former_fingerprint;
 }
 const std::vector<SkippedShard>& SampleSource::skipped() const { return index_->facts().skipped; }
+const ShardRights& SampleSource::rights() const { return index_->facts().rights; }
+const User* SampleSource::reader() const { return access_->user(); }
 uint64_t SampleSource::index_bytes() const { return index_->memory_bytes(); }
 const std::vector<std::string>& SampleSource::field_names() const {
   return index_->facts().field_names;

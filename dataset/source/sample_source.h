@@ -30,6 +30,7 @@
 
 namespace ptc {
 
+class ShardRights;
 class SampleIndex;
 class ShardFiles;
 struct ShardHandle;
@@ -93,6 +94,10 @@ class SampleSource {
   bool has_fingerprint(uint64_t fingerprint) const;
   /// Bad shards that were left out ("on_error": "skip").
   const std::vector<SkippedShard>& skipped() const;
+  /// Whom the shards, each of them, let read it; as it was when they were indexed.
+  const ShardRights& rights() const;
+  /// As whom they are read; nullptr: as whom this process is.
+  const User* reader() const;
   /// Of the index, in memory: at most 6 a sample, and some per shard.
   uint64_t index_bytes() const;
 
@@ -139,8 +144,9 @@ class SampleSource {
   Result<std::vector<Field>> mds_column_fields(const Extent& extent) const;
   Error changed(uint64_t shard, const Error& error) const;
 
-  std::unique_ptr<const SampleIndex> index_;
-  std::unique_ptr<ShardFiles> files_;
+  const std::unique_ptr<const SampleIndex> index_;
+  const SourceAccessRef access_;
+  const std::unique_ptr<ShardFiles> files_;
 };
 using SampleSourceRef = std::shared_ptr<const SampleSource>;
 

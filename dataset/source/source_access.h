@@ -55,6 +55,8 @@ class SourceAccess {
   Result<std::vector<FolderEntry>> entries(const std::string& path,
                                            const std::stop_token& stop = {}) const;
 
+  /// nullptr: this process as it is.
+  const User* user() const { return anybody_ ? nullptr : &user_; }
   const std::vector<std::string>& roots() const { return roots_; }
 
  private:

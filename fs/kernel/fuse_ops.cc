@@ -371,7 +371,9 @@ void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char*
                  int flags) {
   auto set = [name = std::string(name), value = std::string(value, size), flags](
                  FuseRequest& request, Node& node) -> FsResult<> {
-    PTC_TRY(node.set_xattr(name, value, flags));
+    const FsResult<> set_now = node.set_xattr(name, value, flags);
+    // The kernel takes EAGAIN here for one of its own, and says "not supported" in its place.
+    if (!set_now) return Errno{set_now.error().value == EAGAIN ? EBUSY : set_now.error().value};
     request.done_ok();
     return ok();
   };

@@ -43,16 +43,34 @@ bool in_group(const Caller& caller, gid_t gid) {
   return false;
 }
 
-/// The owner of a job's directory and whether somebody may read it, as access(2) would say.
+/// Whether somebody has these rights (S_IROTH, S_IXOTH), as access(2) would say.
+bool may(const Caller& caller, uid_t uid, gid_t gid, mode_t mode, mode_t rights) {
+  if (caller.uid == 0 || caller.uid == ::geteuid()) return true;
+  const unsigned shift = caller.uid == uid ? 6 : in_group(caller, gid) ? 3 : 0;
+  return (mode >> shift & rights) == rights;
+}
+
+/// Whether somebody owns a job's directory, and whether he may read what is in it.
 struct Rights {
   bool owns = false, reads = false;
 };
 Rights rights_of(const Caller& caller, const JobView& job) {
-  struct stat directory = job.directory();
-  if (caller.uid == 0 || caller.uid == ::geteuid()) return {true, true};
-  if (caller.uid == directory.st_uid) return {true, (directory.st_mode & S_IRUSR) != 0};
-  bool group = in_group(caller, directory.st_gid);
-  return {false, (directory.st_mode & (group ? S_IRGRP : S_IROTH)) != 0};
+  const struct stat directory = job.directory();
+  return {caller.uid == 0 || caller.uid == ::geteuid() || caller.uid == directory.st_uid,
+          may(caller, directory.st_uid, directory.st_gid, directory.st_mode, S_IROTH | S_IXOTH)};
+}
+
+/// Whether somebody may read the checkpoint's meta.json, which says what tensors there are.
+Result<> may_read_facts(const Caller& caller, const Job& job, std::string_view name) {
+  const CheckpointRef checkpoint = job.find_checkpoint(name);
+  if (checkpoint == nullptr) return ok();  // which is said by who looks for it
+  const Manifest& manifest = checkpoint->manifest();
+  const ReadRights& rights = checkpoint->rights_of_all();
+  if (may(caller, manifest.uid, manifest.gid, manifest.mode, S_IXOTH) &&
+      may(caller, rights.uid, rights.gid, rights.mode, S_IROTH))
+    return ok();
+  return make_error(Code::kPermissionDenied, "you may not read checkpoint '{}' of job '{}'", name,
+                    job.name());
 }
 
 Result<std::string> text_of(const json::object& question, std::string_view key) {
@@ -94,6 +112,12 @@ Result<json::object> explain_rules(const Job& job, const json::object& question)
   return cut_report(checkpoint->model(), layout.spec, names);
 }
 
+json::array texts(const std::vector<std::string>& all) {
+  json::array array;
+  for (const std::string& one : all) array.push_back(json::value(one));
+  return array;
+}
+
 /// Begins to empty a node, or ends that; and what stays on it that no checkpoint has.
 Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& question) {
   if (caller.uid != 0 && caller.uid != ::geteuid())
@@ -101,16 +125,17 @@ Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& 
                       "only root, or whoever runs ptcfs, may drain a node");
   PTC_TRY(auto node, text_of(question, "node"));
   const json::value* cancel = question.if_contains("cancel");
-  json::array uncommitted;
+  JobStore::Uncommitted uncommitted;
   if (cancel != nullptr && cancel->is_bool() && cancel->as_bool()) {
     PTC_TRY(tree.store().cancel_drain(node));
   } else {
     PTC_TRY(tree.store().drain(node));
-    for (const std::string& what : tree.store().uncommitted_on(node))
-      uncommitted.push_back(json::value(what));
+    uncommitted = tree.store().uncommitted_on(node);
   }
   return json::value(json::object{{"bytes_left", tree.store().bytes_on(node)},
-                                  {"uncommitted", std::move(uncommitted)}});
+                                  {"uncommitted", texts(uncommitted.found)},
+                                  {"uncommitted_names", uncommitted.names},
+                                  {"not_asked", texts(uncommitted.not_asked)}});
 }
 
 Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text,
@@ -143,6 +168,10 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
     return make_error(Code::kPermissionDenied, "you may not read the directory of job '{}'", name);
   }
   std::string answer;
+  if (what == "rules" || what == "verify") {
+    PTC_TRY(const auto checkpoint, text_of(question, "checkpoint"));
+    PTC_TRY(may_read_facts(caller, view->job(), checkpoint));
+  }
   if (what == "rules") {
     PTC_TRY(auto report, explain_rules(view->job(), question));
     return json::value(std::move(report));

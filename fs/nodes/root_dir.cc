@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <utility>
 
 #include "fs/nodes/dot_ptc.h"
@@ -65,20 +66,26 @@ FsResult<std::vector<DirEntry>> RootDir::list() {
 FsResult<NodeRef> RootDir::make_directory(const Caller& caller, const std::string& name,
                                           mode_t mode) {
   if (name == kDotPtc) return Errno{EEXIST};
+  if (tree_.store().find(name) != nullptr) return Errno{EEXIST};
+  if (!tree_.quotas().has_room(caller.uid, {0, 1})) return Errno{EDQUOT};
   PTC_TRY(auto root, attributes());
   // The new job's directories belong to whoever made it.
   const gid_t gid = (root.st_mode & S_ISGID) != 0 ? root.st_gid : caller.gid;
   JobAttributes attributes;
   for (const char* directory : {"", kIncomingName, kDataSetName})
     attributes.update(directory, {caller.uid, gid, mode & 07777});
-  auto created = tree_.store().create_job(name, attributes);
-  if (!created) {
+  // Meanwhile the kernel has the directory locked, and who lists it waits, too.
+  auto create = [&](std::chrono::milliseconds waits) -> FsResult<> {
+    const auto created = tree_.store().create_job(name, attributes, waits);
+    if (created) return ok();
     spdlog::warn("job '{}' was not created: {}", name, created.error().message());
     return Errno{to_errno_of_decision(created.error())};
-  }
+  };
+  PTC_TRY(tree_.patience().spent(caller.uid, create));
   PTC_TRY(auto view, as_fs(tree_.job(name)));
   if (view == nullptr) return Errno{EIO};
   touch();
+  tree_.recount(view->job());
   spdlog::info("job '{}' created by uid {}", name, caller.uid);
   return JobDir::make(view);
 }
@@ -87,14 +94,14 @@ FsResult<> RootDir::remove_directory(const std::string& name) {
   if (name == kDotPtc) return Errno{EPERM};
   PTC_TRY(auto view, as_fs(tree_.job(name)));
   if (view == nullptr) return Errno{ENOENT};
-  auto removed = tree_.store().remove_job(name, false, view->job().id());
-  if (!removed) {
-    bool holds_something = removed.error().code() == Code::kBusy;
-    if (!holds_something) {
-      spdlog::warn("job '{}' was not removed: {}", name, removed.error().message());
-    }
-    return Errno{holds_something ? ENOTEMPTY : to_errno_of_decision(removed.error())};
-  }
+  auto remove = [&](std::chrono::milliseconds waits) -> FsResult<> {
+    const auto removed = tree_.store().remove_job(name, false, view->job().id(), waits);
+    if (removed) return ok();
+    if (removed.error().code() == Code::kBusy) return Errno{ENOTEMPTY};
+    spdlog::warn("job '{}' was not removed: {}", name, removed.error().message());
+    return Errno{to_errno_of_decision(removed.error())};
+  };
+  PTC_TRY(tree_.patience().spent(view->directory().st_uid, remove));
   (void)tree_.job(name);  // drops the view
   touch();
   spdlog::info("job '{}' removed", name);

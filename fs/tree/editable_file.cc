@@ -172,11 +172,12 @@ FsResult<> EditableFile::save(
   return ok();
 }
 
-FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner) {
+FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner,
+                                   std::chrono::milliseconds waits) {
   using Clock = std::chrono::steady_clock;
-  constexpr auto kWaits = std::chrono::milliseconds(1700);
   constexpr auto kKept = std::chrono::seconds(60);
-  const Clock::time_point begun = Clock::now(), until = begun + kWaits;
+  constexpr std::chrono::milliseconds kHurry{300}, kJustBegun{50};
+  const Clock::time_point begun = Clock::now(), until = begun + waits;
   for (;;) {
     const bool same_now = source_.text() == asked.text;
     MutexLock lock(renames_mutex_);
@@ -191,7 +192,10 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
       }
     }
     const auto has_ended = [&] { return one->outcome.has_value(); };
-    if (!rename_ended_.wait_until(renames_mutex_, until, has_ended)) return Errno{EAGAIN};
+    // Who has little time looks, once it has had its own: others may stand in a queue behind him.
+    const Clock::time_point seen =
+        waits > kHurry ? until : std::min(until, one->begun + kJustBegun);
+    if (!rename_ended_.wait_until(renames_mutex_, seen, has_ended)) return Errno{EAGAIN};
     if (rename_ == one) rename_.reset();
     const bool asked_for = one->text == asked.text && one->was == asked.was && one->by == asked.by;
     // Of one that ended while nobody waited, this may be long ago.
@@ -329,7 +333,7 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
   if (ids_or_mode && source_.change_attributes) {
     FileAttributes agreed{change.uid, change.gid, change.mode};
     if (agreed.mode) *agreed.mode &= 07777;
-    PTC_TRY(as_decided(source_.change_attributes(agreed)));
+    PTC_TRY(source_.change_attributes(agreed));
     ids_or_mode = false;
   }
   if (!ids_or_mode && !change.access_time && !change.modify_time) return ok();

@@ -39,7 +39,7 @@ class EditableFile {
     std::function<Result<>(const std::string&)> remove_if = {};
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
-    std::function<Result<>(const FileAttributes&)> change_attributes = {};
+    std::function<FsResult<>(const FileAttributes&)> change_attributes = {};
     /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with
     /// locks held.
     std::function<FsResult<>(int64_t more, bool must)> take = {};
@@ -61,19 +61,19 @@ class EditableFile {
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
   FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
-  /// As a rename does, in a thread of its own: whoever asks waits for 1.7 s at most. EAGAIN: it
+  /// As a rename does, in a thread of its own: whoever asks `waits` for so long at most. EAGAIN: it
   /// goes on, and the same again goes on with it; it may come to its end without that. Until then
   /// that thread holds `owner`, which owns this object, and may be the last that does.
   FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
-                         std::shared_ptr<void> owner) {
-    return by_rename({.text = text, .was = {}, .by = by}, errands, std::move(owner));
+                         std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
+    return by_rename({.text = text, .was = {}, .by = by}, errands, std::move(owner), waits);
   }
   /// The same of what a rename to elsewhere does here, where the text that was taken along is
   /// `was`: as remove(), but another text stays: EAGAIN.
   FsResult<> rename_away(const std::string& was, const User& by, Errands& errands,
-                         std::shared_ptr<void> owner) {
+                         std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
     return source_.remove_if
-               ? by_rename({.text = {}, .was = was, .by = by}, errands, std::move(owner))
+               ? by_rename({.text = {}, .was = was, .by = by}, errands, std::move(owner), waits)
                : remove();
   }
   FsResult<> remove();
@@ -112,8 +112,10 @@ class EditableFile {
     const User by;
     std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
+    const std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
   };
-  FsResult<> by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner);
+  FsResult<> by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner,
+                       std::chrono::milliseconds waits);
   void carry_out(Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <chrono>
+#include <exception>
 #include <utility>
 
 #include "store/base/mutex.h"
@@ -23,6 +25,48 @@ void Errands::start(std::function<void()> errand) {
     one.ended = true;
   });
   under_way_.splice(under_way_.end(), next);
+}
+
+FsResult<> Errands::ask(const std::string& what, const std::string& how,
+                        const std::function<FsResult<>()>& errand) {
+  constexpr auto kWaits = std::chrono::milliseconds(1700);
+  const auto until = std::chrono::steady_clock::now() + kWaits;
+  MutexLock lock(asked_mutex_);
+  for (;;) {
+    const auto known = asked_.find(what);
+    const auto one = known != asked_.end() ? known->second : std::make_shared<Asked>(Asked{how});
+    if (known == asked_.end()) {
+      asked_.emplace(what, one);
+      if (!begin(what, one, errand)) {
+        asked_.erase(what);
+        return Errno{EAGAIN};
+      }
+    }
+    if (!ended_.wait_until(asked_mutex_, until, [&] { return one->outcome.has_value(); }))
+      return Errno{EAGAIN};
+    if (one->how == how) return *one->outcome;
+  }
+}
+
+/// False: there is no thread, or no memory, for it.
+bool Errands::begin(const std::string& what, const std::shared_ptr<Asked>& one,
+                    const std::function<FsResult<>()>& errand) {
+  try {
+    start([this, what, one, errand] {
+      FsResult<> outcome = Errno{ENOMEM};
+      try {
+        outcome = errand();
+      } catch (const std::exception&) {
+      }
+      MutexLock lock(asked_mutex_);
+      one->outcome = outcome;
+      asked_.erase(what);
+      ended_.notify_all();
+    });
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 void Errands::wait() {

@@ -327,12 +327,18 @@ Result<> GatherCache::refresh(const std::string& prefix) {
   return result;
 }
 
+bool GatherCache::is_used(const FileRef& file) {
+  // The count itself is read in no order with what others did who have let go; a copy is made so.
+  const FileRef own = file;
+  return own.use_count() > 2;
+}
+
 bool GatherCache::make_room(uint64_t bytes, Files& out) {
   using Position = std::unordered_map<std::string, Entry>::iterator;
   std::vector<Position> idle;
   uint64_t idle_bytes = 0;
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (!it->second.file->is_whole() || it->second.file.use_count() > 1) continue;
+    if (!it->second.file->is_whole() || is_used(it->second.file)) continue;
     idle.push_back(it);
     idle_bytes += it->second.file->bytes_;
   }
@@ -408,7 +414,7 @@ void GatherCache::drop_idle(seconds unused_for) {
     Entry& entry = it->second;
     // What somebody has mapped would take its memory all the same, and could not be mended any
     // more.
-    const bool wanted = !entry.file->is_whole() || entry.file.use_count() > 1 ||
+    const bool wanted = !entry.file->is_whole() || is_used(entry.file) ||
                         now - entry.used < unused_for || !entry.file->memory_->unshared();
     if (wanted) {
       ++it;

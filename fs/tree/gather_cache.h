@@ -132,6 +132,8 @@ class GatherCache {
   /// these). nullptr: no room.
   FileRef find_or_begin(const std::string& key, const Content& content, bool opened,
                         std::optional<Files>& begun);
+  /// By others than its entry. If not, all that they did with it is done.
+  static bool is_used(const FileRef& file);
   /// Takes entries out, least recently used first, until `bytes` more fit; false: they do not.
   /// `out` is to be dropped without the mutex.
   bool make_room(uint64_t bytes, Files& out) PTC_REQUIRES(mutex_);

@@ -133,7 +133,7 @@ FsResult<> JobView::take_text(int64_t more, bool must) {
 EditableFile::Source JobView::agreed(std::string name, EditableFile::Source source) {
   source.attributes = [this, name] { return job_->attributes()->of(name); };
   source.change_attributes = [this, name](const FileAttributes& change) {
-    return job_->change_attributes(name, change);
+    return agree_on(name, change);
   };
   source.take = [this](int64_t more, bool must) { return take_text(more, must); };
   return source;
@@ -175,9 +175,18 @@ FsResult<> JobView::agree_on(const std::string& name, const AttributeChange& cha
   if (change.uid) changed.uid = *change.uid;
   if (change.gid) changed.gid = *change.gid;
   if (change.mode) changed.mode = *change.mode & 07777;
-  const Result<> agreed = job_->change_attributes(name, changed);
-  if (!agreed) apply_attributes();  // as it was
-  return as_decided(agreed);
+  const FsResult<> agreed = agree_on(name, changed);
+  if (!agreed) apply_attributes();  // as it was, also where that goes on
+  return agreed;
+}
+
+FsResult<> JobView::agree_on(const std::string& name, const FileAttributes& change) {
+  JobAttributes asked;
+  asked.update(name, change);
+  return tree_.errands().ask(key_ + "/attributes", asked.to_text(),
+                             [view = shared_from_this(), name, change] {
+                               return as_decided(view->job().change_attributes(name, change));
+                             });
 }
 
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {

@@ -138,6 +138,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   /// What `change` says of them, which this directory has here, is agreed on from then on; what it
   /// does not say another node may be changing. On an error it is taken back.
   FsResult<> agree_on(const std::string& name, const AttributeChange& change);
+  /// The same of what no directory has; bounded as a rename is (Errands::ask).
+  FsResult<> agree_on(const std::string& name, const FileAttributes& change);
 
   /// Whether space in it is limited, and so counted. While it changes, this gate is held, shared:
   /// by some within gate(), and by others around it. So nobody who waits for it alone (a recount)

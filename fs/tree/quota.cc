@@ -96,6 +96,12 @@ FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amoun
   return ok();
 }
 
+bool Quotas::has_room(uid_t user, QuotaAmount amount) {
+  look();
+  MutexLock lock(mutex_);
+  return user == 0 || !exceeds(users_[user], amount, each_user_);
+}
+
 void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
   MutexLock lock(mutex_);
   add_locked(*account, user, amount);

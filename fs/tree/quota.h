@@ -4,8 +4,9 @@
 // extended attributes with it), as it changes, and checkpoints' bytes on this node, by who
 // committed them, when they change. Nothing is scanned but at the start, when a checkpoint comes,
 // goes or is moved, and when a commit was answered. Files are those outside of checkpoints,
-// directories and links among them. Texts that are saved (layout.json …), and drafts of them, are
-// the job's owner's.
+// directories and links among them, the job's own, too
+// (which counts on the node that made it, and elsewhere from the first change of what it has
+// there). Texts that are saved (layout.json …), and drafts of them, are the job's owner's.
 //
 // What is removed, itself or with its job, is counted until its memory is free: a file until the
 // last one closes it, an image of a checkpoint until nobody reads it. So an account can outlive its
@@ -76,6 +77,8 @@ class Quotas {
 
   /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have.
   FsResult<> reserve(const Account& account, uid_t user, QuotaAmount amount);
+  /// Whether the user may have as much more; of what will be counted by recount().
+  bool has_room(uid_t user, QuotaAmount amount);
   /// Counts what has come or gone. Never more goes than there is.
   void add(const Account& account, uid_t user, QuotaAmount amount);
 

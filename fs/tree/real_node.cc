@@ -101,14 +101,18 @@ int64_t xattr_bytes(const std::string& path) {
 }
 
 template <class Change>
-auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change)
-    -> decltype(change()) {
-  if (!job_->limited()) return change();
+auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, Change change,
+                       const std::function<void()>& done) -> decltype(change()) {
+  if (!job_->limited()) {
+    uncounted_.store(true, std::memory_order_relaxed);
+    return change();
+  }
   if (most > kMostAtOnce) return Errno{EDQUOT};
   Quotas& quotas = job_->tree().quotas();
   const Quotas::Account& job = job_->account();
   SharedLock gate(job_->space_gate());
   MutexLock own(space_mutex_);
+  if (uncounted_.exchange(false)) note_freed(0);
   PTC_TRY(const HeldFd fd, held());
   struct stat before = {};
   if (::fstat(fd.get(), &before) != 0) return last_errno();
@@ -121,7 +125,23 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
   const int64_t grown =
       by_kernel_.load() ? 0 : bytes_of(fd.get()) - before.st_blocks * 512;  // else it is looked at
   quotas.add(job, before.st_uid, {grown - reserved, 0});
+  if (result && done) done();
   return result;
+}
+
+void RealNode::note_taken(uint64_t begin, uint64_t end) {
+  begin = page_begin(begin);
+  end = page_end(end);
+  const bool meets = begin <= taken_end_ && taken_begin_ <= end;
+  taken_begin_ = meets ? std::min(taken_begin_, begin) : begin;
+  taken_end_ = meets ? std::max(taken_end_, end) : end;
+}
+
+void RealNode::note_freed(uint64_t begin) { taken_end_ = std::min(taken_end_, page_end(begin)); }
+
+uint64_t RealNode::lacking(int fd, uint64_t begin, uint64_t end) const {
+  if (taken_begin_ <= begin && begin < taken_end_) begin = taken_end_;
+  return begin < end ? without_page(fd, begin, end) : 0;
 }
 
 FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsResult<>()>& make) {
@@ -267,7 +287,7 @@ class RealHandle : public Handle {
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
     const uint64_t end = offset + data.size();
     return node_->counted(
-        page_end(end) - page_begin(offset), [&] { return without_page(fd_.get(), offset, end); },
+        page_end(end) - page_begin(offset), [&] { return node_->lacking(fd_.get(), offset, end); },
         [&] { return write_now(data, offset); });
   }
   FsResult<> sync(bool data_only) override {
@@ -280,17 +300,18 @@ class RealHandle : public Handle {
         [&]() -> FsResult<> {
           if (::ftruncate(fd_.get(), static_cast<off_t>(size)) != 0) return last_errno();
           return ok();
-        });
+        },
+        [&] { node_->note_freed(size); });
   }
   FsResult<> allocate(int mode, off_t offset, off_t length) override {
     const bool frees = (mode & FALLOC_FL_PUNCH_HOLE) != 0;
     const auto begin = static_cast<uint64_t>(offset), end = begin + static_cast<uint64_t>(length);
+    const bool takes = (mode & ~FALLOC_FL_KEEP_SIZE) == 0;
     const uint64_t most = frees ? 0 : page_end(end) - page_begin(begin);
     return node_->counted(
-        most, [&] { return frees ? 0 : without_page(fd_.get(), begin, end); },
+        most, [&] { return frees ? 0 : node_->lacking(fd_.get(), begin, end); },
         [&]() -> FsResult<> {
           ImageStore& files = node_->job().tree().store().images();
-          const bool takes = (mode & ~FALLOC_FL_KEEP_SIZE) == 0;
           if (takes) {
             if (int error = files.take_space(fd_.get(), mode, begin, end); error != 0)
               return Errno{error};
@@ -298,6 +319,10 @@ class RealHandle : public Handle {
             return last_errno();
           }
           return ok();
+        },
+        [&] {
+          if (takes) node_->note_taken(begin, end);
+          else node_->note_freed(begin);
         });
   }
   FsResult<off_t> seek(off_t offset, int whence, uint64_t) override {
@@ -421,6 +446,7 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
       PTC_TRY(handle->truncate(*change.size));
     } else {
       PTC_TRY(job_->gate().unless_sealed({key()}, [&]() -> FsResult<> {
+        if (read_only_.load()) return Errno{EROFS};  // since this waits
         return counted(
             0, [] { return uint64_t{0}; },
             [&]() -> FsResult<> {
@@ -429,7 +455,8 @@ FsResult<> RealNode::set_attributes(const AttributeChange& change, Handle* handl
                 return last_errno();
               job_->job().note_writer(inode_);
               return ok();
-            });
+            },
+            [&] { note_freed(*change.size); });
       }));
     }
   }
@@ -457,7 +484,9 @@ FsResult<Opened> RealNode::opened(UniqueFd fd, DescriptorShareRef share, int fla
 
 FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
   int host_flags = (flags & (O_ACCMODE | O_TRUNC | O_SYNC | O_DSYNC)) | O_NONBLOCK | O_CLOEXEC;
+  const bool reads = (flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0;
   auto open_now = [&]() -> FsResult<Opened> {
+    if (!reads && read_only_.load()) return Errno{EROFS};  // perhaps since this waits
     PTC_TRY(const HeldFd path, held());
     PTC_TRY(auto share, job_->tree().take_descriptor(caller.uid));
     UniqueFd fd;
@@ -473,7 +502,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     if ((flags & O_TRUNC) != 0) {
       job_->job().note_writer(inode_);
       PTC_TRY(counted(
-          0, [] { return uint64_t{0}; }, open_it));
+          0, [] { return uint64_t{0}; }, open_it, [&] { note_freed(0); }));
     } else {
       PTC_TRY(open_it());
     }
@@ -483,7 +512,7 @@ FsResult<Opened> RealNode::open(const Caller& caller, int flags) {
     }
     return opened(std::move(fd), std::move(share), flags);
   };
-  if ((flags & O_ACCMODE) == O_RDONLY && (flags & O_TRUNC) == 0) return open_now();
+  if (reads) return open_now();
   if (read_only_.load()) return Errno{EROFS};
   return job_->gate().unless_sealed({key()}, open_now);
 }
@@ -624,6 +653,7 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
   PTC_TRY(const HeldFd file, real->held());
   // A file that is being committed must not get a second name that it could be written through.
   return job_->gate().unless_sealed({key(), real->key()}, [&]() -> FsResult<NodeRef> {
+    if (real->read_only_.load()) return Errno{EPERM};  // since this waits
     if (::linkat(AT_FDCWD, file.proc_path().c_str(), directory.get(), name.c_str(),
                  AT_SYMLINK_FOLLOW) != 0) {
       return last_errno();

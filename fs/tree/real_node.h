@@ -24,9 +24,9 @@ using RealNodeRef = std::shared_ptr<RealNode>;
 class RenameTarget {
  public:
   virtual ~RenameTarget() = default;
-  /// `parent` is where it comes from; `flags` as of Node::rename().
+  /// `parent` is where it comes from; `flags` as of Node::rename(). EAGAIN after `waits`.
   virtual FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
-                          unsigned flags) = 0;
+                          unsigned flags, std::chrono::milliseconds waits) = 0;
 };
 
 /// A file, directory, symbolic link, fifo or socket of the host, below Job::files_dir(). Everything
@@ -102,10 +102,15 @@ class RealNode : public Node {
   friend class RealHandle;
   /// Runs what changes how much space the file takes, and counts that. Where the job is not
   /// limited, it only runs. `most`: bytes that it may take more; `needed` says it better, and is
-  /// asked where that is too much.
+  /// asked where that is too much. `done`: called then, if that has not failed, for note_taken().
   template <class Change>
-  auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change)
-      -> decltype(change());
+  auto counted(uint64_t most, const std::function<uint64_t()>& needed, Change change,
+               const std::function<void()>& done = nullptr) -> decltype(change());
+  /// While it is counted: these bytes have their pages from now on; from there on none has.
+  void note_taken(uint64_t begin, uint64_t end);
+  void note_freed(uint64_t begin);
+  /// While it is counted, how much of these bytes has no page yet, at most.
+  uint64_t lacking(int fd, uint64_t begin, uint64_t end) const;
   /// The same of a new name in this directory.
   FsResult<> counted_new(const Caller& caller, const std::function<FsResult<>()>& make);
   FsResult<> change_xattrs(const HeldFd& fd, int64_t most,
@@ -133,6 +138,10 @@ class RealNode : public Node {
   std::atomic<uint64_t> writers_{0};
   std::atomic<bool> read_only_{false};
   Mutex space_mutex_;  // what changes its space is counted one by one
+  /// Held by that: what was taken at once, which is a hole for lseek(2) until somebody writes
+  /// there.
+  uint64_t taken_begin_ = 0, taken_end_ = 0;
+  std::atomic<bool> uncounted_{false};  // that may have changed
   std::atomic<bool> nameless_{false};
   std::atomic<bool> by_kernel_{false};  // it is open, and the kernel writes by itself
   Mutex known_mutex_;  // held while it is made known to the quotas, or forgotten; before their own

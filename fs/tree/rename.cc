@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <functional>
 #include <string>
 
 #include "fs/tree/real_node.h"
@@ -12,9 +14,16 @@
 namespace ptc {
 namespace {
 
+/// Within a directory only that is locked; else the kernel holds locks of the whole mount.
+FsResult<> holding_locks(const Caller& caller, const RealNode& parent, const RealNode& target,
+                         const std::function<FsResult<>(std::chrono::milliseconds)>& wait) {
+  if (parent.key() == target.key()) return wait(QueuePatience::kMost);
+  return parent.job().tree().patience().spent(caller.uid, wait);
+}
+
 /// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
 FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name,
-                     EditableFile& file, const JobViewRef& view) {
+                     const RealNode& target, EditableFile& file, const JobViewRef& view) {
   PTC_TRY(const HeldFd directory, parent.held());
   UniqueFd fd(
       ::openat(directory.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -33,7 +42,10 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
     return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
-  auto saved = file.rename_over(text, caller.user(), view->tree().errands(), view);
+  const auto save = [&](std::chrono::milliseconds waits) {
+    return file.rename_over(text, caller.user(), view->tree().errands(), view, waits);
+  };
+  const auto saved = holding_locks(caller, parent, target, save);
   if (!saved) return of_rename(saved.error());
   return parent.RealNode::unlink(name);
 }
@@ -81,11 +93,15 @@ FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file,
     return moved;
   }
   const JobViewRef view = parent.job().shared_from_this();
-  const auto away = file.rename_away(text, caller.user(), view->tree().errands(), view);
+  Tree& tree = view->tree();
+  const auto move = [&](std::chrono::milliseconds waits) {
+    return file.rename_away(text, caller.user(), tree.errands(), view, waits);
+  };
+  const auto away = holding_locks(caller, parent, target, move);
   if (!away) {
     // The kernel takes it that nothing has changed.
     touch_directory(target_dir.get());
-    view->tree().drop_attributes(target);
+    tree.drop_attributes(target);
     return away;
   }
   if (file.exists()) parent.job().hidden().hide_until_shown(file.name());
@@ -98,7 +114,9 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
                             const std::string& target_name, unsigned flags) {
   if ((flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0) return Errno{EINVAL};
   if (auto* other = dynamic_cast<RenameTarget*>(&target_parent))
-    return other->take(*this, name, target_name, flags);
+    return job_->tree().patience().spent(caller.uid, [&](std::chrono::milliseconds waits) {
+      return other->take(*this, name, target_name, flags, waits);
+    });
   auto* target = dynamic_cast<RealNode*>(&target_parent);
   if (target == nullptr) return Errno{target_parent.immutable() ? EROFS : EPERM};
   if (target->job_ != job_) return Errno{EXDEV};
@@ -118,7 +136,7 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
     }
     bool there = to->exists() && !job_->hidden().hidden(to->name());
     if (there && (flags & RENAME_NOREPLACE) != 0) return Errno{EEXIST};
-    PTC_TRY(save_over(caller, *this, name, *to, job_));
+    PTC_TRY(save_over(caller, *this, name, *target, *to, job_));
     job_->hidden().show(to->name());
     return ok();
   }

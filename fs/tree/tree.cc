@@ -115,8 +115,10 @@ void count_space(int top, const std::string& job, Quotas::ByUser& by_user) {
     return fmt::format("/proc/self/fd/{}/{}", fd, name);
   };
   struct stat top_facts = {};
-  if (::fstat(top, &top_facts) == 0)
+  if (::fstat(top, &top_facts) == 0) {
     by_user[top_facts.st_uid].bytes += xattr_bytes(path_of(top, "."));
+    ++by_user[top_facts.st_uid].files;
+  }
   std::set<ino_t> seen;
   bool at_top = true;  // a directory's own entries come before what is below them
   const auto count = [&](int dir, const char* name, const struct stat& facts) {

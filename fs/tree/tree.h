@@ -23,6 +23,7 @@
 #include "fs/tree/listings.h"
 #include "fs/tree/node_table.h"
 #include "fs/tree/passthrough.h"
+#include "fs/tree/queue_patience.h"
 #include "fs/tree/quota.h"
 #include "fs/tree/stats.h"
 #include "fs/tree/whiteouts.h"
@@ -61,6 +62,7 @@ class Tree : public JobListener {
   Quotas& quotas() { return quotas_; }
   /// They are waited for by detach(). What they hold may be the last of a view.
   Errands& errands() { return errands_; }
+  QueuePatience& patience() { return patience_; }
   /// Counts what the job has here anew, if that is limited.
   void recount(Job& job);
   /// Whether that is so from now on.
@@ -131,6 +133,7 @@ class Tree : public JobListener {
   GatherCache gathered_;
   std::vector<std::string> data_roots_;
   Quotas quotas_;
+  QueuePatience patience_;
   Listings listings_;
   RecentSets recent_sets_;
   Stats stats_;

@@ -43,9 +43,7 @@ class Sources {
       return std::nullopt;
     if (const auto known = places_.find(image); known != places_.end()) return known->second;
     const LayoutSpec& spec = stored_->spec;
-    const StateCoords state = state_at(spec, stored.state);
-    const uint64_t rank = spec.order.global_rank(
-        spec.sizes, RankCoords{.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
+    const uint64_t rank = rank_of(spec, state_at(spec, stored.state));
     paths_.emplace_back(fmt::format("layouts/{}/rank/{}/{}", spec.name(), rank, stored.path));
     return places_[image] = paths_.size() - 1;
   }

@@ -11,6 +11,7 @@
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
+#include "store/base/json.h"
 #include "store/base/mutex.h"
 #include "store/base/utf8.h"
 #include "store/codec/tensor_path.h"
@@ -255,7 +256,7 @@ Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
   bool by_dp = spec.optimizer == OptimizerCut::kReplicated;  // or the states are
   for (uint32_t t = 0; t < model().tensors().size() && !by_dp; ++t)
     by_dp = model().is_cut_over_dp(t, spec);
-  const uint64_t files = by_dp ? state_count(spec) : state_count(spec) / spec.sizes.dp;
+  const uint64_t files = by_dp ? state_count(spec) : state_count(spec) / spec.dp_parts();
   for (const auto& [path, bytes] : most)
     if (bytes > kMostLayoutLiteralBytes / files)
       return invalid_argument(
@@ -277,7 +278,7 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   arguments.push_back({"tensor_model_parallel_size", spec.sizes.tp});
   arguments.push_back({"pipeline_model_parallel_size", spec.sizes.pp});
   arguments.push_back({"expert_model_parallel_size", spec.sizes.ep});
-  arguments.push_back({"expert_tensor_parallel_size", spec.sizes.tp});
+  arguments.push_back({"expert_tensor_parallel_size", spec.sizes.expert_tp()});
   arguments.push_back(
       {std::string(kDataParallelArgument), int64_t{spec.sizes.dp} * spec.sizes.cp * spec.sizes.ep});
   // Of one stretch of layers these are None.
@@ -636,8 +637,11 @@ Result<std::shared_ptr<const StoredState>> Checkpoint::make_stored(
       layouts[i].arrays.clear();
       layouts[i].literals = {};
     }
+    auto names = [facts = facts_](uint32_t tensor) {
+      return ptc::quoted(facts->manifest.tensor_name(tensor));
+    };
     return std::make_shared<const StoredLayouts>(std::move(layouts), manifest().element_bits(),
-                                                 within_reach.digest(), whole);
+                                                 within_reach.digest(), whole, std::move(names));
   };
   PTC_TRY(stored->held, results_->get<StoredLayouts>(within_reach, layouts_within_reach));
   stored->images = std::move(images);
@@ -663,12 +667,12 @@ std::optional<std::string> Checkpoint::loss() const {
   const std::shared_ptr<const StoredState> now = stored();
   for (const StoredImage& image : now->images)
     if (image.image == nullptr && !image.missing && !image.node.empty()) away.insert(image.node);
-  return fmt::format("checkpoint {} has lost {} tensor{}, {} among them{}", name(), lost.size(),
-                     lost.size() == 1 ? "" : "s", lost.front(),
-                     away.empty()
-                         ? ""
-                         : fmt::format(": they are on {}, which {} away", fmt::join(away, ", "),
-                                       away.size() == 1 ? "is" : "are"));
+  return fmt::format(
+      "checkpoint {} has lost {} tensor{}{}{}", name(), lost.size(), lost.size() == 1 ? "" : "s",
+      is_open_to_all() ? fmt::format(", {} among them", lost.front()) : "",
+      away.empty() ? ""
+                   : fmt::format(": they are on {}, which {} away", fmt::join(away, ", "),
+                                 away.size() == 1 ? "is" : "are"));
 }
 
 }  // namespace ptc

@@ -125,6 +125,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const std::vector<CheckpointFacts::LeftOut>& left_out() const { return facts_->left_out; }
   /// Who may read what is computed of a tensor.
   const ReadRights& rights_of(uint32_t tensor) const { return facts_->rights_of(tensor); }
+  /// Who may read what is made of all files.
+  const ReadRights& rights_of_all() const { return facts_->rights_in(""); }
+  /// What all who see the job may be told: names of tensors, too.
+  bool is_open_to_all() const { return (rights_of_all().mode & 0004) != 0; }
 
   /// meta.json, as it is read.
   const std::string& meta_json() const { return facts_->meta_json(); }

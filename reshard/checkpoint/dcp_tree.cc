@@ -40,6 +40,15 @@ std::vector<Box> chunks_of(const Shape& shape, uint64_t bytes, uint64_t chunk_by
   return chunks;
 }
 
+/// Which section of a state a file of tools/python's is: optim.safetensors, and what DCP's ranks
+/// have written together, optim/model.safetensors.
+std::string section_of(const std::string& path) {
+  std::string section = path.substr(0, path.rfind('/'));
+  if (section.size() == path.size()) return path.substr(0, path.rfind('.'));
+  std::replace(section.begin(), section.end(), '/', '-');
+  return section;
+}
+
 class TreeMaker {
  public:
   TreeMaker(const Model& model, const DcpSources& sources) : model_(model), sources_(sources) {}
@@ -114,8 +123,7 @@ class TreeMaker {
         PTC_TRY(tensor.path, parse_torch_path(path->second));
         tensor.name = torch_name(tensor.path);
       } else if (sources_.sections) {
-        const std::string section = file.path.substr(0, file.path.rfind('.'));
-        tensor.path = {{TorchStep::Kind::kKey, section, 0},
+        tensor.path = {{TorchStep::Kind::kKey, section_of(file.path), 0},
                        {TorchStep::Kind::kKey, tensor.name, 0}};
         tensor.name = torch_name(tensor.path);
       }

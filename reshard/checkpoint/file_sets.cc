@@ -631,11 +631,10 @@ Result<std::optional<Checkpoint::MegatronTree>> Checkpoint::megatron_tree() cons
 
 std::vector<uint32_t> Checkpoint::other_files(const RankCoords& coords) const {
   // The rank with the same coordinates, else rank 0 of that stage, else rank 0.
-  const ParallelConfig& sizes = manifest().written_spec.sizes;
+  const LayoutSpec& written = manifest().written_spec;
   std::vector<uint64_t> candidates;
   auto add = [&](const RankCoords& c) {
-    if (c.tp < sizes.tp && c.pp < sizes.pp && c.dp < sizes.dp && c.ep < sizes.ep && c.cp < sizes.cp)
-      candidates.push_back(manifest().written_spec.order.global_rank(sizes, c));
+    if (const auto rank = written.order.rank_at(written.sizes, c)) candidates.push_back(*rank);
   };
   add(coords);
   add(RankCoords{.pp = coords.pp});
@@ -739,7 +738,7 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
   return cached("dcp", [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>("dcp", shared_from_this());
     // Names, values and tensors of all files stand side by side in these.
-    const ReadRights& rights = facts_->rights_in("");
+    const ReadRights& rights = rights_of_all();
     const auto make = [&]() -> Result<DcpTree> {
       PTC_TRY(const auto files, state_files(LayoutSpec(), StateCoords()));
       DcpSources sources;

@@ -116,7 +116,8 @@ Result<RuleSet::Facts> parse_facts(const json::object& object) {
 std::string state_key(const LayoutSpec& spec) {
   LayoutSpec key = spec;
   key.sizes.cp = 1;
-  if (spec.dp_parts() == 1) key.sizes.dp = 1;
+  key.sizes.dp = spec.dp_parts();
+  key.dp_shard = 0;
   key.order = RankOrder();
   return key_text(key);
 }
@@ -293,7 +294,7 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
 
 const SourceIndex& StoredLayouts::index() const {
   std::call_once(indexed_,
-                 [&] { index_ = std::make_unique<SourceIndex>(layouts_, element_bits_); });
+                 [&] { index_ = std::make_unique<SourceIndex>(layouts_, element_bits_, names_); });
   return *index_;
 }
 

@@ -126,11 +126,13 @@ class StoredLayouts {
  public:
   /// `key` is no other's. `whole`: with those that are lost.
   StoredLayouts(std::vector<ImageLayout> layouts, std::vector<uint8_t> element_bits,
-                std::string key, std::shared_ptr<const std::vector<ImageLayout>> whole = nullptr)
+                std::string key, std::shared_ptr<const std::vector<ImageLayout>> whole = nullptr,
+                TensorNames names = nullptr)
       : layouts_(std::move(layouts)),
         element_bits_(std::move(element_bits)),
         key_(std::move(key)),
-        whole_(std::move(whole)) {}
+        whole_(std::move(whole)),
+        names_(std::move(names)) {}
 
   const std::vector<ImageLayout>& layouts() const { return layouts_; }
   /// What all of them hold, whether or not they are lost: the same for all nodes.
@@ -144,6 +146,7 @@ class StoredLayouts {
   const std::vector<uint8_t> element_bits_;
   const std::string key_;
   const std::shared_ptr<const std::vector<ImageLayout>> whole_;  // kept for when nodes come back
+  const TensorNames names_;
   mutable std::once_flag indexed_;
   mutable std::unique_ptr<const SourceIndex> index_;
 };

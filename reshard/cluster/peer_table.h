@@ -47,6 +47,7 @@ enum class PeerMethod : uint8_t {
   kAdopt,
   kHide,
   kUntake,
+  kRights,
   kCommit,
 };
 
@@ -129,6 +130,8 @@ inline constexpr std::array kAll{
     PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kFew},
     // Who does not hear of it asks.
     PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kFew},
+    // While a mv waits to hear why it is refused.
+    PeerRow{kRights,         "job/rights",           kJob,  H::kTaken,    1s,            kAgain, kFew},
     PeerRow{kCommit,         "job/commit",           kJob,  H::kCommits,  2s,            kAgain, kFew},
 };
 // clang-format on

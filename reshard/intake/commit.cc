@@ -104,6 +104,20 @@ Error no_tensors() {
       "torch.save or PyTorch's distributed checkpointing wrote");
 }
 
+constexpr std::string_view kOtherMesh =
+    "; with HSDP \"dp_shard\" says among how many ranks; of a mesh that no layout cuts like, take "
+    "dcp.save or tools/python's ptc.save";
+
+/// Why ranks do not fit the layout, with what may be done where torch.save wrote DTensors.
+Error with_advice(Error error, const std::vector<Found>& found) {
+  const bool dtensors = std::any_of(found.begin(), found.end(), [](const Found& file) {
+    return !file.spread() && std::any_of(file.said.begin(), file.said.end(),
+                                         [](const auto& said) { return said.has_value(); });
+  });
+  if (!dtensors) return error;
+  return Error(error.code(), fmt::format("{} (they are DTensors{})", error.message(), kOtherMesh));
+}
+
 /// A DTensor says which part of the whole it is; the layout must say the same.
 Result<> check_said(const Found& file, size_t position, const SubTensor& part, const Shape& whole,
                     const LayoutSpec& spec) {
@@ -117,11 +131,11 @@ Result<> check_said(const Found& file, size_t position, const SubTensor& part, c
   if (same) return ok();
   return invalid_argument(
       "{}: tensor {} is a DTensor that says it is {} of {}, but under layout {} this rank holds {} "
-      "of {}: say the writer's layout in a layout.json beside rank/",
+      "of {}: say the writer's layout in a layout.json beside rank/{}",
       file.source(), ptc::quoted(file.tensors[position].name), said.box.to_string(),
       said.whole.to_string(), spec.name(),
       none || part.flat ? "another part" : part.pieces.front().global.to_string(),
-      whole.to_string());
+      whole.to_string(), kOtherMesh);
 }
 
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
@@ -204,7 +218,9 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
         tensor.was_whole = true;
       }
   }
-  PTC_TRY(auto inferred, infer_by(rules, request, spec, ranks));
+  auto inferred_or_why = infer_by(rules, request, spec, ranks);
+  if (inferred_or_why.has_error()) return with_advice(std::move(inferred_or_why).error(), found);
+  Model::Inferred inferred = std::move(inferred_or_why).value();
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (size_t i = 0; i < origin[r].size(); ++i) {
       const uint32_t tensor = inferred.tensor_of[r][i];
@@ -508,8 +524,7 @@ void hash_alone(int dir_fd, int fd, Found& file, const LayoutSpec& spec, const M
         continue;
       part = *std::move(slice).value();
       global = previous->tensors()[it->second].shape;
-    } else if (spec.sizes.tp != 1 || spec.sizes.ep != 1 ||
-               spec.optimizer != OptimizerCut::kReplicated) {
+    } else if (spec.sizes.different_ranks() != 1 || spec.optimizer != OptimizerCut::kReplicated) {
       continue;
     }
     (void)hash_array({source, i, tensor, part, global}, fd, hashes, stop);

@@ -433,7 +433,7 @@ Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found)
   if (uint64_t{sizes.pp} * vpp > kMaxWorldSize)
     return invalid_argument("{} has model0 to model{}", files.front()->source(), vpp - 1);
   const bool same = sizes.tp == spec.sizes.tp && sizes.pp == spec.sizes.pp &&
-                    sizes.ep == spec.sizes.ep && vpp == spec.vpp;
+                    sizes.ep == spec.sizes.ep && spec.sizes.etp == 0 && vpp == spec.vpp;
   if (said && !same)
     return invalid_argument("layout.json says {}, and the args of {} tp {} and pp {}{}{}",
                             spec.name(), files.front()->source(), sizes.tp, sizes.pp,

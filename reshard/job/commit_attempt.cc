@@ -5,11 +5,13 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <map>
 
+#include "reshard/intake/tree_rights.h"
 #include "reshard/job/names.h"
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
@@ -28,8 +30,10 @@ constexpr auto kWaitForRelease =
     1200ms;  // the kernel tells of a last close after close() has returned; nodes wait as long
 constexpr auto kWaitForNodes = 5s;  // when one comes or goes, not all hear of it at the same moment
 constexpr auto kSilence = 30s;      // of a node that lives, and does not answer
-constexpr auto kDecisionTime = 400ms;  // a rename that has less left is not worth a decision
-constexpr auto kKept = 60s;            // without a mv
+constexpr auto kDecisionTime = 150ms;  // a rename that has less left is not worth a decision
+constexpr auto kHurry = 300ms;         // who has less waits for what is ready, or has just begun
+constexpr auto kJustBegun = 50ms;
+constexpr auto kKept = 60s;                                // without a mv
 static_assert(row_of(PeerMethod::kTake).is_idempotent());  // it is asked again and again
 
 }  // namespace
@@ -61,6 +65,12 @@ std::optional<Result<>> CommitAttempt::wait(Clock::time_point deadline) {
   latest_deadline_ = std::max(latest_deadline_, deadline);
   changed_.notify_all();
   auto answered = [&]() PTC_REQUIRES(mutex_) { return ended_ || step_ == Step::kInDoubt; };
+  if (deadline - Clock::now() <= kHurry) {
+    changed_.wait_until(
+        mutex_, std::min(deadline, started_ + kJustBegun),
+        [&]() PTC_REQUIRES(mutex_) { return answered() || step_ != Step::kPreparing; });
+    if (step_ == Step::kPreparing) deadline = Clock::now();
+  }
   if (deadline == Clock::time_point::max()) changed_.wait(mutex_, answered);
   else changed_.wait_until(mutex_, deadline, answered);
   last_asked_ = Clock::now();
@@ -104,7 +114,7 @@ std::string_view CommitAttempt::outcome() const {
 std::optional<CommitAttempt::Failure> CommitAttempt::unheard_failure() const {
   MutexLock lock(mutex_);
   if (!ended_ || heard_ || !error_ || stop_.stop_requested()) return std::nullopt;
-  return Failure{*error_, failed_at_ns_};
+  return Failure{error_->code(), failed_at_ns_};
 }
 
 bool CommitAttempt::unheard_success() const {
@@ -164,8 +174,10 @@ void CommitAttempt::end(Result<> result) {
       MutexLock lock(mutex_);
       step_ = Step::kFailed;
     }
+    std::optional<ReadRights> rights = rights_elsewhere();
+    if (share_ != nullptr) rights = narrowed(rights, rights_of_tree(share_->directory(), "."));
     take_back();
-    if (!stop_.stop_requested()) all_.note_refused(incoming_, result.error());
+    if (!stop_.stop_requested()) all_.note_refused(incoming_, result.error(), rights);
   }
   const bool elsewhere_too = result.has_error();
   activity_.reset();
@@ -194,6 +206,26 @@ void CommitAttempt::end(Result<> result) {
         [](const std::string&, const std::string&) { return ok(); });
 }
 
+std::optional<ReadRights> CommitAttempt::rights_elsewhere() {
+  std::optional<ReadRights> rights;
+  if (stop_.stop_requested()) return rights;
+  const std::string request = json::serialize(json::object{{"id", id_}, {"incoming", incoming_}});
+  const std::vector<Result<std::string>> answers =
+      job_.peers.ask_all(asked_, PeerMethod::kRights, request, stop_.get_token());
+  for (size_t i = 0; i < asked_.size(); ++i) {
+    const auto of_node = answers[i].has_value()
+                             ? rights_from_text(answers[i].value())
+                             : Result<std::optional<ReadRights>>(answers[i].error());
+    if (of_node.has_value()) {
+      rights = narrowed(rights, of_node.value());
+      continue;
+    }
+    // What was refused may name what it has there, and nobody knows what that keeps from whom.
+    if (!without_.contains(asked_[i])) rights = narrowed(rights, ReadRights{0, 0, 0400});
+  }
+  return rights;
+}
+
 void CommitAttempt::settle_doubt() {
   auto is_known = [&](const KnownJob& known) {
     return known.damaged_ids.contains(id_) || known.find_id(id_) != nullptr;
@@ -207,6 +239,7 @@ bool CommitAttempt::wait_until_asked() {
   activity_->begin("ready");
   MutexLock lock(mutex_);
   step_ = Step::kReady;
+  changed_.notify_all();
   changed_.wait(mutex_, stop_.get_token(), [&]() PTC_REQUIRES(mutex_) {
     return waiting_ > 0 && latest_deadline_ - Clock::now() >= kDecisionTime;
   });
@@ -273,12 +306,16 @@ Result<> CommitAttempt::take_elsewhere() {
   for (size_t i = 0; i < others.size(); ++i) {
     Result<std::string>& listing = listings[i];
     if (listing.has_error()) {
+      if (listing.error().code() == Code::kUnavailable) without_.insert(others[i]);
       if (result.has_value()) result = std::move(listing).error();
       continue;
     }
     Elsewhere one{{others[i], "", {}}, fences[i]};
     one.files.listing = std::move(listing).value();
-    if (one.files.listing.empty()) continue;
+    if (one.files.listing.empty()) {
+      without_.insert(others[i]);
+      continue;
+    }
     one.files.hash = [this, node = one.files.node](const std::string& files) {
       return job_.peers.ask(node, PeerMethod::kHash,
                             json::serialize(json::object{{"id", id_}}) + "\n" + files,

@@ -33,6 +33,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -58,7 +59,8 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   const std::string& incoming() const { return incoming_; }
   const std::string& name() const { return name_; }
 
-  /// The outcome; nothing: it is not known by then.
+  /// The outcome; nothing: it is not known by then. Who has less than a third of a second waits
+  /// for no preparations: others may stand in a queue behind him.
   std::optional<Result<>> wait(Clock::time_point deadline);
   /// It ends, unless somebody waits for it or it is being decided (then false).
   bool withdraw();
@@ -72,9 +74,9 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   /// "open", "committed", "unheard" (the same, and no mv was told so yet) or "given up": for nodes
   /// that hold something of it.
   std::string_view outcome() const;
-  /// The error of one that failed while nobody waited, and when.
+  /// Of one that failed while nobody waited.
   struct Failure {
-    Error error;
+    Code code;
     int64_t time_ns;
   };
   std::optional<Failure> unheard_failure() const;
@@ -102,6 +104,8 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   Result<> decide();
   Result<> decide_once();
   void end(Result<> result);
+  /// Of what other nodes have of it, before they put that back; nullopt: everybody.
+  std::optional<ReadRights> rights_elsewhere();
   void finish();
   void take_back();
   void let_go();
@@ -129,6 +133,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   CheckpointRecord record_;
   std::shared_ptr<const StoredState> with_copies_;
   std::vector<std::string> asked_;  // nodes that may hold something of it
+  std::set<std::string> without_;   // of these, that have told nothing of it
 
   mutable Mutex mutex_;
   StoppableConditionVariable changed_;

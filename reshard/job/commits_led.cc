@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "reshard/intake/tree_rights.h"
 #include "reshard/job/commit_attempt.h"
 #include "reshard/job/names.h"
 #include "store/base/file.h"
@@ -63,7 +64,8 @@ bool changed_since(const std::string& directory, int64_t time_ns) {
 
 }  // namespace
 
-void CommitsLed::write_error_file(const std::string& incoming, const std::string& text) {
+void CommitsLed::write_error_file(const std::string& incoming, const std::string& text,
+                                  const std::optional<ReadRights>& rights) {
   // The directory is the user's: nothing here may follow what they put there.
   const std::string directory = uses_.place.dir + "/files/incoming";
   const std::string name = error_file_of(incoming),
@@ -75,10 +77,16 @@ void CommitsLed::write_error_file(const std::string& incoming, const std::string
     const std::string line = text + "\n";
     PTC_TRY(write_exactly(fd.get(), std::as_bytes(std::span(line)), 0));
     struct stat owner {};
-    if (fstatat(dir_fd.get(), incoming.c_str(), &owner, AT_SYMLINK_NOFOLLOW) == 0 &&
-        geteuid() == 0 && fchown(fd.get(), owner.st_uid, owner.st_gid) != 0)
+    const bool known = fstatat(dir_fd.get(), incoming.c_str(), &owner, AT_SYMLINK_NOFOLLOW) == 0;
+    if (rights) {
+      owner.st_uid = rights->uid;
+      owner.st_gid = rights->gid;
+    }
+    if ((known || rights) && geteuid() == 0 && fchown(fd.get(), owner.st_uid, owner.st_gid) != 0)
       return errno_error(errno, "chown of " + name);
-    if (fchmod(fd.get(), 0644) != 0) return errno_error(errno, "chmod of " + name);
+    // Without root's rights its group is the daemon's.
+    const uint32_t mode = !rights ? 0444 : geteuid() == 0 ? rights->mode : rights->mode & ~0040u;
+    if (fchmod(fd.get(), 0200 | mode) != 0) return errno_error(errno, "chmod of " + name);
     if (renameat(dir_fd.get(), temporary.c_str(), dir_fd.get(), name.c_str()) != 0)
       return errno_error(errno, name);
     return ok();
@@ -90,11 +98,28 @@ void CommitsLed::write_error_file(const std::string& incoming, const std::string
   if (uses_.place.listener != nullptr) uses_.place.listener->space_changed(uses_.place.name);
 }
 
-void CommitsLed::note_refused(const std::string& incoming, const Error& error) {
-  write_error_file(incoming, error.message());
+void CommitsLed::note_refused(const std::string& incoming, const Error& error,
+                              const std::optional<ReadRights>& elsewhere) {
+  // Where nobody can be asked it is root's.
+  std::optional<ReadRights> rights = elsewhere, rights_above = ReadRights{0, 0, 0400};
+  const auto directory =
+      open_file(AT_FDCWD, uses_.place.incoming_dir(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (struct stat facts = {};
+      directory.has_value() && ::fstat(directory.value().get(), &facts) == 0) {
+    rights_above = rights_of(facts);
+    rights = narrowed(rights, rights_of_tree(directory.value().get(), incoming));
+  } else {
+    rights = rights_above;
+  }
+  write_error_file(incoming, error.message(), rights);
+  // Everybody who may read the job's status reads this.
+  const std::string told =
+      rights || rights_above
+          ? fmt::format("incoming/{} says why to those who may read all that was to be committed",
+                        error_file_of(std::string(staged_name(incoming))))
+          : error.message();
   uses_.knowledge.update([&](KnownJob& known) {
-    known.set_error(
-        fmt::format("commit of incoming/{} refused: {}", staged_name(incoming), error.message()));
+    known.set_error(fmt::format("commit of incoming/{} refused: {}", staged_name(incoming), told));
   });
   spdlog::info("job {}: commit of incoming/{} refused: {}", uses_.place.name, incoming,
                error.message());
@@ -170,10 +195,10 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
     if (other->ended()) {
       other->answered();  // it was committed, and removed since
       const auto failure = other->unheard_failure();
-      if (failure && !may_pass(failure->error.code()) && other->name() == name &&
+      if (failure && !may_pass(failure->code) && other->name() == name &&
           now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
           !changed_since(uses_.place.dir + "/files/incoming/" + incoming, failure->time_ns))
-        return failure->error;
+        return other;  // wait() tells it; it is noted already
       continue;
     }
     if (!other->withdraw())

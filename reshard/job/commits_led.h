@@ -72,8 +72,12 @@ class CommitsLed {
   Result<std::shared_ptr<CommitAttempt>> find(const std::string& incoming, const std::string& name,
                                               Clock::time_point deadline);
   void note_committed(const std::string& id);
-  void note_refused(const std::string& incoming, const Error& error);
-  void write_error_file(const std::string& incoming, const std::string& text);
+  /// `elsewhere`: who may know what it names of other nodes' incoming/<incoming>; nullopt:
+  /// everybody. What not everybody may know is in incoming/<incoming>.error, for who may.
+  void note_refused(const std::string& incoming, const Error& error,
+                    const std::optional<ReadRights>& elsewhere = std::nullopt);
+  void write_error_file(const std::string& incoming, const std::string& text,
+                        const std::optional<ReadRights>& rights);
   void remove_error_file(const std::string& incoming);
 
   const Uses uses_;

@@ -174,6 +174,8 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
     return "vpp";
   if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; }))
     return "pp";
+  if (spec.sizes.etp != 0 && fits_with([](LayoutSpec& other) { other.sizes.etp = 0; }))
+    return "etp";
   if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; }))
     return "optimizer";
   if (spec.sizes.tp > 1 && fits_with([](LayoutSpec& other) { other.sizes.tp = 1; })) return "tp";

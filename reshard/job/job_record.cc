@@ -122,7 +122,9 @@ Result<> take(JobRecord& record, const std::string& what, const MetaEntry& entry
     PTC_TRY(record.attributes, attributes_of(entry));
   } else if (what.starts_with(kSpecs)) {
     PTC_TRY(auto object, parse_object(entry.value));
-    PTC_TRY(record.custom_specs[what.substr(kSpecs.size())], LayoutSpec::from_json(object));
+    PTC_TRY(LayoutSpec spec, LayoutSpec::from_json(object));
+    record.custom_specs.try_emplace(spec.name(), spec);  // an older ptcfs knew it by another
+    record.custom_specs.insert_or_assign(what.substr(kSpecs.size()), std::move(spec));
   } else if (what.starts_with(kCheckpoints)) {
     PTC_TRY(auto checkpoint, parse_checkpoint(entry.value));
     record.checkpoints.insert_or_assign(

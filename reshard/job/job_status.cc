@@ -17,6 +17,12 @@ json::value error_of(const std::optional<KnownJob::LastError>& error) {
   return json::object{{"what", error->what}, {"time", time_text(error->time_ns)}};
 }
 
+/// status.json is for all who see the job: of what some of them may not read only how many.
+json::array told_to_all(const Checkpoint& checkpoint, const std::vector<std::string>& names) {
+  if (names.empty() || checkpoint.is_open_to_all()) return json::array(names.begin(), names.end());
+  return {json::value(fmt::format("{} of names that are not for all", names.size()))};
+}
+
 }  // namespace
 
 std::optional<ReshardProgress> Job::own_progress() const {
@@ -147,21 +153,20 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
       if (found.more > 0) damaged.push_back(fmt::format("and {} more", found.more));
       object["looked_over"] =
           json::object{{"time", time_text(found.time_ns)},
-                       {"damaged", json::array(damaged.begin(), damaged.end())},
-                       {"mended", json::array(found.mended.begin(), found.mended.end())},
+                       {"damaged", told_to_all(checkpoint, damaged)},
+                       {"mended", told_to_all(checkpoint, found.mended)},
                        {"away", json::array(found.away.begin(), found.away.end())}};
-      for (const std::string& what : damaged)
-        warnings.push_back(json::value(fmt::format(
-            "checkpoint {} is damaged: {}; no other copy has it right", checkpoint.name(), what)));
+      for (const json::value& what : told_to_all(checkpoint, damaged))
+        warnings.push_back(
+            json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
+                                    checkpoint.name(), std::string_view(what.as_string()))));
     }
     if (const uint64_t missing = bytes_of_missing_copies(*stored, known.saved.layout.replicas);
         missing > 0)
       object["missing_copy_bytes"] = missing;
     std::vector<std::string> lost = checkpoint.lost_tensors();
     if (!lost.empty()) {
-      json::array names;
-      for (const std::string& tensor : lost) names.push_back(json::value(tensor));
-      object["lost"] = std::move(names);
+      object["lost"] = told_to_all(checkpoint, lost);
       warnings.push_back(json::value(*checkpoint.loss()));
     }
     for (const CheckpointFacts::LeftOut& one : checkpoint.left_out())

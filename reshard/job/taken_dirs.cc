@@ -10,6 +10,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
+#include "reshard/intake/tree_rights.h"
 #include "reshard/job/names.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
@@ -23,6 +24,13 @@ constexpr std::chrono::milliseconds kAskAgain{200}, kAskAfter{2000};  // whether
 constexpr auto kShownTime = std::chrono::seconds(60);
 constexpr auto kRenameTime =
     std::chrono::seconds(2);  // a mv may wait for it elsewhere for that long
+
+Result<std::string> incoming_of(const json::object& request) {
+  const json::value* name = request.if_contains("incoming");
+  if (name == nullptr || !name->is_string() || !can_be_file(std::string_view(name->as_string())))
+    return invalid_argument("the request names no directory of incoming/");
+  return std::string(name->as_string());
+}
 
 }  // namespace
 
@@ -44,11 +52,20 @@ Result<> TakenDirs::note(const json::object& request, const std::string& id) {
   return ok();
 }
 
+/// The directory was put back, or not taken, if there is no `share`.
+Result<std::string> TakenDirs::rights(const json::object& request, const CommitShare* share) const {
+  PTC_TRY(const auto incoming, incoming_of(request));
+  if (share != nullptr) return rights_text(rights_of_tree(share->directory(), "."));
+  const std::string directory = place_.incoming_dir();
+  PTC_TRY(const auto dir_fd, open_file(AT_FDCWD, directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
+  struct stat facts = {};  // it may be called otherwise by now
+  if (::fstatat(dir_fd.get(), incoming.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno_error(errno, "incoming/" + incoming);
+  return rights_text(rights_of_tree(dir_fd.get(), incoming));
+}
+
 Result<std::string> TakenDirs::take(const json::object& request, const std::string& id) {
-  const json::value* name = request.if_contains("incoming");
-  if (name == nullptr || !name->is_string() || !can_be_file(std::string_view(name->as_string())))
-    return invalid_argument("the request names no directory of incoming/");
-  const std::string incoming(name->as_string());
+  PTC_TRY(const auto incoming, incoming_of(request));
   const KeyedLock::Held one =
       takes_.hold(incoming);  // it may be asked again before it has answered
   {
@@ -158,6 +175,7 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
       share = known->second.share;
     }
   }
+  if (method == PeerMethod::kRights) return rights(request, share.get());
   if (share == nullptr)
     return make_error(
         Code::kConflict,

@@ -7,6 +7,7 @@
 //   adopt   {"id", "files"} → the images that the files became
 //   hide    {"id"}: right before the decision
 //   untake  {"id"}: there will be none; all of it goes back, copies that were made here too
+//   rights  {"id", "incoming"} → rights_of_tree() of it, before untake: who may be told of it
 //
 // The decision is seen in the metadata: then the directory goes. Who leads may fail in the middle,
 // and untake may be lost. So this node asks how a commit goes of which it has not heard for a
@@ -104,6 +105,7 @@ class TakenDirs {
     Clock::time_point since, ask_at;
   };
   Result<std::string> take(const boost::json::object& request, const std::string& id);
+  Result<std::string> rights(const boost::json::object& request, const CommitShare* share) const;
   void committed(const std::string& id, const Taken& own);
   void forget_shown(const std::string& incoming, const std::string& id = "");  // "": any
   void look_after_shown(const std::stop_token& stop);

@@ -52,6 +52,7 @@ void for_each_with(const StoredState& stored, const StateFile& file, Visit visit
 std::vector<uint64_t> ranks_by_group(const LayoutSpec& spec) {
   std::vector<uint64_t> ranks(spec.sizes.world_size());
   std::iota(ranks.begin(), ranks.end(), 0);
+  if (spec.sizes.etp != 0) return ranks;  // numbered so
   std::vector<std::pair<uint64_t, uint32_t>> key(ranks.size());
   for (uint64_t rank : ranks) {
     RankCoords coords = spec.coords(rank);

@@ -96,6 +96,7 @@ class Blocks {
     add("tp", spec_.sizes.tp, coords.tp);
     add("pp", spec_.sizes.pp, coords.pp);
     add("ep", spec_.sizes.ep, coords.ep);
+    add("etp", spec_.sizes.etp, coords.etp);
     add("dp", spec_.dp_parts(), coords.dp);
     return text;
   }

@@ -40,6 +40,8 @@ class AgreedFacts {
   const std::map<std::string, MetaEntry, std::less<>>& entries() const { return entries_; }
   /// Of the agreement store, when it was looked at last.
   int64_t seen() const { return seen_; }
+  /// The same of all that begins with "jobs/".
+  int64_t jobs_seen() const { return jobs_revision_; }
 
   /// kUnavailable, unless `jobs` (all that begins with "jobs/") can have come of what is known:
   /// nothing of it is older, nothing that is as old was not there, and what is gone of jobs and

@@ -72,7 +72,8 @@ ClusterServices ClusterNode::services() {
           fmt::format("{}", fmt::join(impl->options.etcd.endpoints, ",")),
           impl->options.join,
           [impl](const std::string& store) { return impl->membership->begin(store); },
-          [impl] { return impl->membership->check_let_in(); }};
+          [impl] { return impl->membership->check_let_in(); },
+          impl->options.join_as};
 }
 
 Result<> ClusterNode::join(JobStore& store) {

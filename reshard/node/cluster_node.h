@@ -9,6 +9,7 @@
 
 #include "reshard/cluster/cluster.h"
 #include "reshard/node/job_store.h"
+#include "reshard/node/join_jobs.h"
 #include "store/base/error.h"
 #include "store/meta/etcd_meta.h"
 #include "store/rpc/credentials.h"
@@ -23,6 +24,7 @@ struct ClusterOptions {
   EtcdOptions etcd;
   PeerAuth auth;
   bool join = false;              // with jobs of its own, though the cluster has some
+  JobNames join_as;               // and the names that these get there
   std::chrono::seconds lease{5};  // a node that is not heard of for so long is gone
 };
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
@@ -23,9 +24,11 @@
 #include "reshard/job/names.h"
 #include "reshard/move/space.h"
 #include "reshard/node/agreement_follower.h"
+#include "reshard/node/job_changes.h"
 #include "reshard/node/job_table.h"
 #include "reshard/node/store_contents.h"
 #include "reshard/node/store_membership.h"
+#include "reshard/node/time_for_others.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
@@ -36,6 +39,8 @@ namespace ptc {
 namespace {
 
 constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all jobs
+constexpr size_t kMostNamed = 32;             // of a job's files that are in no checkpoint
+constexpr std::string_view kNameAll = "all";  // in PeerMethod::kHolds; "": one is enough
 
 /// Of the file system that a directory lies on: the machine since its last boot, and the number
 /// that it has there.
@@ -139,21 +144,42 @@ struct JobStore::Impl {
   void add_what_others_say(std::map<std::string, NodeReport>& by_name) const;
   /// Takes over what other nodes decided, now.
   Result<> sync() { return follower->sync(); }
-  Result<JobRef> create(const std::string& name, const JobAttributes& attributes);
+  /// Nobody else decides, and so what is agreed on is at hand; or he waits for ever.
+  bool waits_for_all(std::chrono::milliseconds patience) const {
+    return patience == patience.zero() || !cluster->shares_decisions();
+  }
+  Result<JobRef> make(const std::string& name, const JobAttributes& attributes,
+                      JobChanges::Change* change);
+  Result<> prepare(const std::string& name);
+  /// Unless nobody wants it now; then nothing was done (Change::put_off).
+  Result<JobRef> create(const std::string& name, const std::string& id,
+                        const JobAttributes& attributes, JobChanges::Change* wanted_by);
+  Result<JobRef> what_was_made(const std::string& name, const std::string& id);
+  Result<> unmake(std::string_view name, bool force, std::string_view id,
+                  std::chrono::milliseconds patience, JobChanges::Change* change);
   /// False, and nothing was done: whether the job is empty on the other nodes is to be asked first.
-  /// `asked`: it is, of the job with this id.
-  Result<bool> remove(std::string_view name, bool force, std::string_view id, bool asked);
-  Result<> check_empty_elsewhere(const WhichJob& job);
-  Result<std::string> user_file_on(const std::string& on, const WhichJob& job) const;
+  /// `asked`: it is, of the job with this id. `wanted_by`: as of create().
+  Result<bool> remove(std::string_view name, bool force, std::string_view id, bool asked,
+                      JobChanges::Change* wanted_by);
+  /// A change of jobs ended, and nobody was there to be told.
+  void tell_jobs_changed();
+  void note_unheard(const JobChanges::Wish& wish, const Result<JobRef>& outcome);
+  Result<> check_empty_elsewhere(const WhichJob& job, std::chrono::milliseconds at_most);
+  Result<UserFiles> user_files_on(const std::string& on, const WhichJob& job) const;
   Result<JobRef> find_asked(const WhichJob& which);
   Result<std::string> answer_about_job(const PeerRow& row, const JobRequest& request);
   Result<> service_changed();
+
+  JobChanges job_changes{[this](const auto& wish, const auto& outcome) {
+    note_unheard(wish, outcome);
+  }};  // last: they use all of the above
 };
 
 JobStore::JobStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 JobStore::~JobStore() {
   if (impl_ == nullptr) return;
+  impl_->job_changes.stop();
   impl_->follower->stop();
   impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
@@ -191,8 +217,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     impl->meta = in.meta;
     impl->cluster = in.cluster;
     transport = in.transport;
-    MembershipOptions membership{impl->directory, impl->node, in.name,        in.where,
-                                 in.join,         in.begin,   in.check_let_in};
+    MembershipOptions membership{impl->directory, impl->node, in.name,         in.where,
+                                 in.join,         in.begin,   in.check_let_in, in.join_as};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
     follower = [&, store = impl.get()] {
       return std::make_unique<AgreementFollower>(
@@ -260,18 +286,19 @@ std::optional<std::string> JobStore::distrusted() const { return impl_->cluster-
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.
-Result<std::string> JobStore::Impl::user_file_on(const std::string& on, const WhichJob& job) const {
-  if (on != cluster->self()) return cluster->ask(on, PeerMethod::kHolds, request_about(job, ""));
-  PTC_TRY(auto file, user_file_in(contents->job_dir(job.name)));
-  return file.value_or("");
+Result<UserFiles> JobStore::Impl::user_files_on(const std::string& on, const WhichJob& job) const {
+  if (on == cluster->self()) return user_files_in(contents->job_dir(job.name), kMostNamed);
+  PTC_TRY(auto text, cluster->ask(on, PeerMethod::kHolds, request_about(job, kNameAll)));
+  return UserFiles::from_text(text);
 }
 
-Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job) {
+Result<> JobStore::Impl::check_empty_elsewhere(const WhichJob& job,
+                                               std::chrono::milliseconds at_most) {
   const std::string request = request_about(job, "");
   std::vector<Cluster::Question> questions;
   for (const std::string& other : cluster->alive())
     if (other != cluster->self()) questions.push_back({other, request});
-  const auto answers = cluster->ask_all(PeerMethod::kHolds, questions);
+  const auto answers = cluster->ask_all(PeerMethod::kHolds, questions, {}, at_most);
   for (size_t i = 0; i < answers.size(); ++i) {
     if (answers[i].has_error()) return answers[i].error();
     if (const std::string& file = answers[i].value(); !file.empty())
@@ -316,6 +343,10 @@ Result<std::string> JobStore::Impl::answer_about_job(const PeerRow& row,
     return std::string();
   }
   if (row.handler == PeerHandler::kStore) {
+    if (request.body == kNameAll) {
+      PTC_TRY(auto files, user_files_in(contents->job_dir(job->name()), kMostNamed));
+      return files.to_text();
+    }
     PTC_TRY(auto file, user_file_in(contents->job_dir(job->name())));
     return file.value_or("");
   }
@@ -435,33 +466,86 @@ void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_n
   }
 }
 
-std::vector<std::string> JobStore::uncommitted_on(const std::string& node) const {
-  std::vector<std::string> found;
+JobStore::Uncommitted JobStore::uncommitted_on(const std::string& node) const {
+  Uncommitted all;
+  bool silent = false;
+  size_t others = 0;  // that a node that does not answer is not asked about
   for (const JobRef& job : jobs()) {
-    Result<std::string> file = impl_->user_file_on(node, {job->name(), job->id()});
-    if (file.has_value() && !file.value().empty())
-      found.push_back(fmt::format("{} of job {}", file.value(), job->name()));
+    if (silent) {
+      ++others;
+      continue;
+    }
+    const Result<UserFiles> files = impl_->user_files_on(node, {job->name(), job->id()});
+    if (files.has_error()) {
+      if (files.error().code() == Code::kNotFound) continue;  // it was removed meanwhile
+      all.not_asked.push_back(fmt::format("job {}: {}", job->name(), files.error().message()));
+      silent = files.error().code() == Code::kUnavailable;
+      continue;
+    }
+    for (const std::string& name : files.value().names)
+      all.found.push_back(fmt::format("{} of job {}", name, job->name()));
+    all.names += files.value().names.size() + files.value().more;
+    if (const uint64_t more = files.value().more; more > 0)
+      all.found.push_back(fmt::format("and {} more of job {}", more, job->name()));
   }
-  return found;
+  if (others > 0)
+    all.not_asked.push_back(fmt::format("and {} more job{}", others, others == 1 ? "" : "s"));
+  return all;
 }
 
-Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes) {
+Result<JobRef> JobStore::create_job(const std::string& name, const JobAttributes& attributes,
+                                    std::chrono::milliseconds patience) {
   PTC_TRY(check_name(name, "job", "status.json"));
   PTC_TRY(check_member(*impl_->cluster));
-  PTC_TRY(auto job, impl_->create(name, attributes));
-  tell_others(*impl_->cluster, name);
+  const TimeForOthers with_others(patience);
+  Impl& impl = *impl_;
+  auto make = [&impl, name, attributes](JobChanges::Change* change) -> Result<JobRef> {
+    return impl.make(name, attributes, change);
+  };
+  PTC_TRY(auto job, impl.waits_for_all(patience)
+                        ? make(nullptr)
+                        : impl.job_changes.ask({.name = name, .attributes = attributes}, patience,
+                                               [make](auto& change) { return make(&change); }));
+  tell_others(*impl.cluster, name, with_others.left());
   return job;
 }
 
-Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttributes& attributes) {
+/// `change`: of somebody who may have left; null: he waits as long as it takes.
+Result<JobRef> JobStore::Impl::make(const std::string& name, const JobAttributes& attributes,
+                                    JobChanges::Change* change) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kPrepared = std::chrono::seconds(2);  // others may have made and removed it since
+  for (;;) {
+    PTC_TRY(prepare(name));
+    const Clock::time_point prepared = Clock::now();
+    if (change != nullptr) {
+      PTC_TRY(change->wait_for_somebody());
+      if (Clock::now() - prepared > kPrepared) continue;
+    }
+    PTC_TRY(auto id, random_id());
+    Result<JobRef> made = create(name, id, attributes, change);
+    const bool in_doubt = made.has_error() && made.error().code() == Code::kInDoubt;
+    if (change == nullptr || (!in_doubt && !change->put_off())) return made;
+    if (!in_doubt) continue;
+    spdlog::warn("job {}: whether it was made is not known yet: {}", name, made.error().message());
+    JobRef job;
+    PTC_TRY(change->until_done([&]() -> Result<> {
+      PTC_TRY(meta->settle());
+      PTC_TRY(job, what_was_made(name, id));
+      return ok();
+    }));
+    if (job == nullptr) return make_error(Code::kUnavailable, "job {} was not made", name);
+    return job;
+  }
+}
+
+/// What is left under its name of an earlier job, if the removal of that was cut off, goes.
+Result<> JobStore::Impl::prepare(const std::string& name) {
   MutexLock change(jobs.changes);
   (void)contents->carry_out_left();
   if (jobs.find(name) != nullptr)
     return make_error(Code::kAlreadyExists, "job {} exists already", name);
-  PTC_TRY(auto id, random_id());
-  PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
   const std::string prefix = "jobs/" + name;
-  // Of an earlier job of this name, if its removal was cut off.
   PTC_TRY(auto left, meta->list(prefix + "/"));
   std::vector<std::string> left_keys;
   for (MetaEntry& entry : left) left_keys.push_back(std::move(entry.key));
@@ -469,12 +553,29 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   if (!there) {
     PTC_TRY(delete_keys(prefix, left_keys, {}, {{prefix, 0}}));
   }
+  return ok();
+}
+
+Result<JobRef> JobStore::Impl::create(const std::string& name, const std::string& id,
+                                      const JobAttributes& attributes,
+                                      JobChanges::Change* wanted_by) {
+  MutexLock change(jobs.changes);
+  if (jobs.find(name) != nullptr)
+    return make_error(Code::kAlreadyExists, "job {} exists already", name);
+  if (wanted_by != nullptr && !wanted_by->wanted())
+    return make_error(Code::kCancelled, "nobody waits for it");
+  PTC_TRY(contents->open_job_directory(name, id, {}, /*is_new=*/true));
   JobDecision decision(name);
   decision.create(id, time_text(now_ns()));
   decision.put(LayoutEdit{.text = default_layout_text(), .layout = {}, .revision = 1});
   decision.put(InForce{.spec = {}, .revision = 1, .current = {}});
   if (attributes != JobAttributes()) decision.put_attributes(attributes);
-  PTC_TRY(commit_fenced(*meta, *cluster, std::move(decision).transaction()));
+  const Result<int64_t> decided = commit_fenced(*meta, *cluster, std::move(decision).transaction());
+  if (decided.has_error()) {
+    // While it is in doubt the directory may be a job's.
+    if (decided.error().code() != Code::kInDoubt) (void)contents->carry_out({name, id, false});
+    return decided.error();
+  }
   JobRef job = make_job(name, id);
   PTC_TRY(job->load());
   job->start();
@@ -483,36 +584,109 @@ Result<JobRef> JobStore::Impl::create(const std::string& name, const JobAttribut
   return job;
 }
 
-Result<> JobStore::remove_job(std::string_view name, bool force, std::string_view id) {
+/// Of a job of which that was in doubt; null: nothing, and nothing is left of it.
+Result<JobRef> JobStore::Impl::what_was_made(const std::string& name, const std::string& id) {
+  PTC_TRY(const auto there, meta->get("jobs/" + name));
+  if (there && job_id_of(there->value) == id) {
+    JobRef job = jobs.find(name);  // the follower may have seen it already
+    if (job == nullptr || job->id() != id) {
+      PTC_TRY(follower->take_over());
+      job = jobs.find(name);
+    }
+    if (job != nullptr && job->id() == id) return job;
+    return make_error(Code::kUnavailable, "job {} is not known here yet", name);
+  }
+  MutexLock change(jobs.changes);
+  (void)contents->carry_out({name, id, false});
+  return JobRef();
+}
+
+Result<> JobStore::remove_job(std::string_view name, bool force, std::string_view id,
+                              std::chrono::milliseconds patience) {
   PTC_TRY(check_member(*impl_->cluster));
-  (void)impl_->sync();  // what was removed on another node just now is no reason to refuse; the
-                        // decision compares all
-  tell_others(*impl_->cluster, std::string(name));  // as before a checkpoint is removed
+  const TimeForOthers with_others(patience);
+  Impl& impl = *impl_;
+  JobChanges::Wish wish{.name = std::string(name), .removed = std::string(id)};
+  if (const JobRef job = id.empty() ? impl.jobs.find(name) : nullptr) wish.removed = job->id();
+  if (impl.waits_for_all(patience) || force || wish.removed.empty()) {
+    PTC_TRY(impl.unmake(name, force, id, patience, nullptr));
+  } else {
+    // Others have less time, so that it is told which of them does not answer; never much less.
+    const auto time = std::max(patience - patience / 16, std::chrono::milliseconds(1600));
+    auto remove = [&impl, wish, time](auto& change) -> Result<JobRef> {
+      PTC_TRY(impl.unmake(wish.name, false, wish.removed, time, &change));
+      return JobRef();
+    };
+    PTC_TRY(impl.job_changes.ask(wish, patience, remove));
+  }
+  tell_others(*impl.cluster, std::string(name),
+              std::max(with_others.left(), with_others.a_moment()));
+  return ok();
+}
+
+Result<> JobStore::Impl::unmake(std::string_view name, bool force, std::string_view id,
+                                std::chrono::milliseconds patience, JobChanges::Change* change) {
+  std::optional<TimeForOthers> with_others(patience);
+  (void)sync();  // what was removed on another node just now is no reason to refuse; the decision
+                 // compares all
+  // As before a checkpoint is removed.
+  tell_others(*cluster, std::string(name), with_others->a_moment());
   std::string meant(id);
   for (bool done = false; !done;) {
+    if (change != nullptr) {
+      PTC_TRY(change->wait_for_somebody());
+    }
+    if (with_others->left() <= std::chrono::milliseconds(1)) with_others.emplace(patience);
     bool asked = false;
-    if (JobRef job = impl_->jobs.find(name); job != nullptr && !force) {
+    if (JobRef job = jobs.find(name); job != nullptr && !force) {
       // Others may not answer for a while: without `changes`, for which all wait who make jobs,
       // remove them, or take over what is agreed.
       if (meant.empty()) meant = job->id();
       if (job->id() == meant && job->checkpoints().empty()) {
-        PTC_TRY(impl_->check_empty_elsewhere({job->name(), meant}));
+        PTC_TRY(check_empty_elsewhere({job->name(), meant}, with_others->left()));
         asked = true;
       }
     }
-    PTC_TRY(done, impl_->remove(name, force, meant, asked));
+    const Result<bool> decided = remove(name, force, meant, asked, change);
+    if (change != nullptr && change->put_off()) continue;
+    if (change != nullptr && decided.has_error() && decided.error().code() == Code::kInDoubt) {
+      spdlog::warn("job {}: whether it was removed is not known yet: {}", name,
+                   decided.error().message());
+      bool gone = false;
+      PTC_TRY(change->until_done([&]() -> Result<> {
+        PTC_TRY(meta->settle());
+        PTC_TRY(gone, is_removed(*meta, removed_job_key(meant)));
+        if (gone) {
+          PTC_TRY(follower->take_over());
+        }
+        return ok();
+      }));
+      if (!gone) return make_error(Code::kUnavailable, "job {} was not removed", name);
+      return ok();
+    }
+    PTC_TRY(done, decided);
   }
-  tell_others(*impl_->cluster, std::string(name));
   return ok();
 }
 
-void JobStore::tell_jobs_changed() {
-  MutexLock change(impl_->jobs.changes);
-  if (impl_->listener != nullptr) impl_->listener->jobs_changed();
+void JobStore::tell_jobs_changed() { impl_->tell_jobs_changed(); }
+
+void JobStore::Impl::tell_jobs_changed() {
+  MutexLock change(jobs.changes);
+  if (listener != nullptr) listener->jobs_changed();
+}
+
+void JobStore::Impl::note_unheard(const JobChanges::Wish& wish, const Result<JobRef>& outcome) {
+  const std::string_view what = wish.removed.empty() ? "made" : "removed";
+  if (outcome.has_error())
+    return spdlog::info("job {} was not {}: {}", wish.name, what, outcome.error().message());
+  spdlog::info("job {} was {} when nobody waited for it any more", wish.name, what);
+  tell_jobs_changed();
+  tell_others(*cluster, wish.name);
 }
 
 Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::string_view id,
-                                    bool asked) {
+                                    bool asked, JobChanges::Change* wanted_by) {
   MutexLock change(jobs.changes);
   JobRef job = jobs.find(name);
   if (job == nullptr) return make_error(Code::kNotFound, "there is no job '{}'", name);
@@ -590,6 +764,8 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
     if (!force)  // nor is there a data set by then, of which each first decision puts one of these
       for (const char* key : {"source", "order", "consumed", "saved"})
         compares.push_back({fmt::format("{}/dataset/{}", itself, key), 0});
+    if (wanted_by != nullptr && !wanted_by->wanted())
+      return make_error(Code::kCancelled, "nobody waits for it");
     return delete_keys(itself, keys, {{tombstone, removed_job_text(name, force)}},
                        std::move(compares));
   };

@@ -16,6 +16,7 @@
 // nothing names is kept, and told of.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,6 +28,7 @@
 #include "reshard/cluster/node_reports.h"
 #include "reshard/job/job.h"
 #include "reshard/job/scrub.h"
+#include "reshard/node/join_jobs.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -44,6 +46,7 @@ struct ClusterServices {
   /// Called once the store fits, before anything of it is agreed on: whether others would talk to
   /// this node. May be empty.
   std::function<Result<>()> check_let_in = nullptr;
+  JobNames join_as = {};  // names that the jobs of its own get in the cluster
 };
 
 struct JobStoreOptions {
@@ -72,12 +75,17 @@ class JobStore {
   ~JobStore();
 
   /// A job name: 1 to 255 bytes, UTF-8, no '/', not beginning with '.'.
-  /// `attributes`: owners and modes from the beginning.
-  Result<JobRef> create_job(const std::string& name, const JobAttributes& attributes = {});
+  /// `attributes`: owners and modes from the beginning. `patience`: for other nodes, and for what
+  /// they agree through, whose answers it waits for no longer in all: then it is EAGAIN, and the
+  /// same again goes on with it (job_changes.h); 0: as peer_table.h says.
+  Result<JobRef> create_job(const std::string& name, const JobAttributes& attributes = {},
+                            std::chrono::milliseconds patience = {});
   /// kBusy ("holds 3 checkpoints") unless empty: no checkpoints, nothing in incoming/, no files of
   /// the user's own. `force` removes all of it. `id`: which one, of those that have the name one
-  /// after another; empty: any. kNotFound: there is none, or another, which stays.
-  Result<> remove_job(std::string_view name, bool force, std::string_view id = {});
+  /// after another; empty: any. kNotFound: there is none, or another, which stays. kUnavailable: of
+  /// another node it is not known, within `patience`, what it has; EAGAIN: as of create_job().
+  Result<> remove_job(std::string_view name, bool force, std::string_view id = {},
+                      std::chrono::milliseconds patience = {});
   /// The listener hears, as if another node had done so, that jobs were made or removed.
   void tell_jobs_changed();
   JobRef find(std::string_view name) const;
@@ -98,8 +106,14 @@ class JobStore {
   std::vector<NodeReport> node_reports() const;
   /// Of the connections between this node and each other.
   std::vector<PeerNumbers> traffic() const;
-  /// What no checkpoint has, and so stays on the node: "incoming/base of job llama".
-  std::vector<std::string> uncommitted_on(const std::string& node) const;
+  /// What no checkpoint has, and so stays on the node: "incoming/base of job llama", and of a job
+  /// with many how many more.
+  struct Uncommitted {
+    std::vector<std::string> found;
+    uint64_t names = 0;                  // how many, with those that are not named
+    std::vector<std::string> not_asked;  // "job llama: node w1 does not answer"
+  };
+  Uncommitted uncommitted_on(const std::string& node) const;
 
   /// Why nothing is decided or taken over: the agreement store is not what it was.
   std::optional<std::string> distrusted() const;

@@ -11,6 +11,7 @@
 
 #include "reshard/cluster/tombstones.h"
 #include "reshard/node/agreed_facts.h"
+#include "reshard/node/parted_facts.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 
@@ -63,16 +64,16 @@ std::map<std::string, RegisteredStore> known_stores(const std::vector<SeenStore>
 }
 
 /// `same`: what is there is of the same cluster.
-Result<std::vector<Change>> changes_to(const std::vector<SeenStore>& stores, size_t newest,
+Result<std::vector<Change>> changes_to(const std::vector<SeenStore>& stores, size_t chosen,
                                        bool same, MetaClient& meta) {
-  const auto& seen = stores[newest].facts.entries();
+  const auto& seen = stores[chosen].facts.entries();
   std::vector<Change> changes;
   for (const std::string_view prefix : kAgreedPrefixes) {
     PTC_TRY(auto now, meta.list(prefix));
     std::map<std::string, std::string> wanted;
     if (prefix == kStores) {
       for (const auto& [id, store] :
-           known_stores(stores, newest, same ? now : std::vector<MetaEntry>()))
+           known_stores(stores, chosen, same ? now : std::vector<MetaEntry>()))
         wanted.emplace(store_key(id), store.to_text());
     } else {
       for (auto it = seen.lower_bound(prefix); it != seen.end() && it->first.starts_with(prefix);
@@ -126,6 +127,50 @@ void look_at_files(const std::vector<SeenStore>& stores, const std::string& stor
   one.elsewhere.assign(elsewhere.begin(), elsewhere.end());
 }
 
+/// Of what each choice leaves out.
+void compare_views(const std::vector<SeenStore>& stores, RecoverReport& report) {
+  const int64_t history = stores[report.newest].identity.history;
+  report.left_out.resize(stores.size());
+  for (size_t i = 0; i < stores.size(); ++i) {
+    report.can_be_chosen.push_back(stores[i].identity.history == history);
+    if (!report.can_be_chosen[i]) continue;
+    std::map<std::string, std::vector<std::string>> known;  // to which nodes
+    for (size_t j = 0; j < stores.size(); ++j) {
+      if (j == i) continue;
+      int64_t since = kNoneShared;
+      if (stores[j].identity.history == history) {
+        const int64_t parted = parted_at(stores[i].facts, stores[j].facts);
+        since = parted > 0 ? parted : stores[i].facts.jobs_seen() + 1;
+        if (parted > 0)
+          report.parted = report.parted > 0 ? std::min(report.parted, parted) : parted;
+      }
+      for (const std::string& what : left_out(stores[j].facts, stores[i].facts, since))
+        known[what].push_back(stores[j].identity.node);
+    }
+    for (auto& [what, nodes] : known) {
+      std::sort(nodes.begin(), nodes.end());
+      report.left_out[i].push_back({what, std::move(nodes)});
+    }
+  }
+}
+
+Result<size_t> store_of(const std::string& node, const std::vector<SeenStore>& stores,
+                        const RecoverReport& report) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < stores.size(); ++i)
+    if (stores[i].identity.node == node) found.push_back(i);
+  if (found.size() != 1)
+    return invalid_argument("{} of these stores {} of node {}", found.empty() ? "none" : "several",
+                            found.empty() ? "is" : "are", node);
+  if (!report.can_be_chosen[found.front()])
+    return invalid_argument(
+        "the store of node {} is of history {}, and that of node {} of {}: what was agreed was "
+        "made anew since",
+        node, stores[found.front()].identity.history, stores[report.newest].identity.node,
+        stores[report.newest].identity.history);
+  return found.front();
+}
+
 }  // namespace
 
 Result<SeenStore> look_at_store(const std::string& directory) {
@@ -141,7 +186,8 @@ Result<SeenStore> look_at_store(const std::string& directory) {
   return store;
 }
 
-Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClient& meta) {
+Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClient& meta,
+                                  const std::string& from) {
   RecoverReport report;
   for (size_t i = 0; i < stores.size(); ++i) {
     const SeenStore &one = stores[i], &newest = stores[report.newest];
@@ -153,31 +199,39 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
         std::pair(newest.identity.history, newest.facts.seen()))
       report.newest = i;
   }
-  const SeenStore& newest = stores[report.newest];
+  compare_views(stores, report);
+  report.chosen = report.newest;
+  if (!from.empty()) {
+    PTC_TRY(report.chosen, store_of(from, stores, report));
+  }
+  const SeenStore& chosen = stores[report.chosen];
   PTC_TRY(auto there, read_cluster_identity(meta));
   PTC_TRY(auto jobs_there, meta.list("jobs/"));
-  if (there && there->id != newest.identity.cluster && !jobs_there.empty())
+  if (there && there->id != chosen.identity.cluster && !jobs_there.empty())
     return make_error(Code::kAlreadyExists,
                       "another cluster ({}) is there, with jobs: the stores belong to {} ({})",
-                      there->id, newest.identity.cluster_name, newest.identity.cluster);
-  if (there && there->id == newest.identity.cluster && !there->recovering &&
-      there->history > newest.identity.history)
+                      there->id, chosen.identity.cluster_name, chosen.identity.cluster);
+  if (there && there->id == chosen.identity.cluster && !there->recovering &&
+      there->history > chosen.identity.history)
     return make_error(
         Code::kAlreadyExists,
         "what is agreed was made anew since the store {} was there: start the node, and "
         "it says what to do",
-        newest.directory);
+        chosen.directory);
   PTC_TRY(auto alive, meta.list("nodes/"));
   for (const MetaEntry& entry : alive)
     report.alive.push_back(entry.key.substr(std::string_view("nodes/").size()));
   PTC_TRY(auto changes,
-          changes_to(stores, report.newest, there && there->id == newest.identity.cluster, meta));
+          changes_to(stores, report.chosen, there && there->id == chosen.identity.cluster, meta));
   for (Change& change : changes) report.changes.push_back(std::move(change.key));
-  for (const auto& [id, other] : known_stores(stores, report.newest, {}))
+  AgreedFacts now;
+  now.take("jobs/", jobs_there);
+  report.gone = left_out(now, chosen.facts, kNoneShared);
+  for (const auto& [id, other] : known_stores(stores, report.chosen, {}))
     if (std::none_of(stores.begin(), stores.end(),
                      [&](const SeenStore& s) { return s.identity.store == id; }))
       report.others.push_back(other);
-  for (const auto& [key, entry] : newest.facts.entries()) {
+  for (const auto& [key, entry] : chosen.facts.entries()) {
     if (!key.starts_with("jobs/")) continue;
     const std::string rest = key.substr(5);
     const size_t slash = rest.find('/');
@@ -200,8 +254,8 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
   return report;
 }
 
-Result<> recover(const std::vector<SeenStore>& stores, size_t newest, MetaClient& meta) {
-  const SeenStore& store = stores[newest];
+Result<> recover(const std::vector<SeenStore>& stores, size_t chosen, MetaClient& meta) {
+  const SeenStore& store = stores[chosen];
   PTC_TRY(auto there, read_cluster_identity(meta));
   const bool same = there && there->id == store.identity.cluster;
   ClusterIdentity identity;
@@ -220,7 +274,7 @@ Result<> recover(const std::vector<SeenStore>& stores, size_t newest, MetaClient
     return meta.commit(transaction);
   };
   PTC_TRY(int64_t ours, put_identity(there ? there->meta_revision : 0));
-  PTC_TRY(auto changes, changes_to(stores, newest, same, meta));
+  PTC_TRY(auto changes, changes_to(stores, chosen, same, meta));
   for (size_t i = 0; i < changes.size();) {
     MetaTransaction transaction;
     transaction.compares = {{kIdentityKey, ours}};

@@ -4,23 +4,58 @@
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value_from.hpp>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "store/base/file.h"
+#include "store/base/json.h"
 #include "store/base/mutex.h"
 #include "store/base/size_text.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxIdBytes = 4096;
+constexpr size_t kMaxIdBytes = 4096, kMostShownBytes = 1024;
 
 bool holds_anything(const std::string& directory) {
   std::error_code error;
   return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
+}
+
+/// Calls `on_file` with each, until that says false.
+template <class OnFile>
+Result<> visit_user_files(const std::string& job_dir, OnFile on_file) {
+  const std::string files_dir = job_dir + "/files";
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::directory_iterator it(job_dir + "/committing", error);
+      !error && it != fs::directory_iterator())
+    if (!on_file("files that are being committed")) return ok();
+  error.clear();
+  for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;
+       it.increment(error))
+    if (!on_file("incoming/" + it->path().filename().string())) return ok();
+  if (error && error != std::errc::no_such_file_or_directory)
+    return errno_error(error.value(), "reading " + files_dir + "/incoming");
+  error.clear();
+  for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (name == "incoming") continue;
+    if (name != "dataset") {
+      if (!on_file(name)) return ok();
+    } else if (!fs::is_empty(it->path(), error) && !on_file("dataset/")) {
+      return ok();
+    }
+  }
+  if (error) return errno_error(error.value(), "reading " + files_dir);
+  return ok();
 }
 
 /// The directory of a job in which nobody has put anything: its making was cut off.
@@ -46,25 +81,47 @@ Result<std::string> id_in(const std::string& job_dir) {
 }  // namespace
 
 Result<std::optional<std::string>> user_file_in(const std::string& job_dir) {
-  const std::string files_dir = job_dir + "/files";
-  namespace fs = std::filesystem;
-  std::error_code error;
-  for (fs::directory_iterator it(job_dir + "/committing", error), end; !error && it != end;)
-    return std::optional<std::string>("files that are being committed");
-  error.clear();
-  for (fs::directory_iterator it(files_dir + "/incoming", error), end; !error && it != end;)
-    return std::optional("incoming/" + it->path().filename().string());
-  if (error && error != std::errc::no_such_file_or_directory)
-    return errno_error(error.value(), "reading " + files_dir + "/incoming");
-  error.clear();
-  for (fs::directory_iterator it(files_dir, error), end; !error && it != end; it.increment(error))
-    if (it->path().filename() == "dataset") {
-      if (!std::filesystem::is_empty(it->path(), error))
-        return std::optional<std::string>("dataset/");
-    } else if (it->path().filename() != "incoming")
-      return std::optional(it->path().filename().string());
-  if (error) return errno_error(error.value(), "reading " + files_dir);
-  return std::optional<std::string>();
+  std::optional<std::string> found;
+  PTC_TRY(visit_user_files(job_dir, [&](std::string name) {
+    found = std::move(name);
+    return false;
+  }));
+  return found;
+}
+
+Result<UserFiles> user_files_in(const std::string& job_dir, size_t most_names) {
+  std::set<std::string> names;
+  UserFiles files;
+  PTC_TRY(visit_user_files(job_dir, [&](std::string name) {
+    names.insert(std::move(name));
+    if (names.size() > most_names) {
+      names.erase(std::prev(names.end()));
+      ++files.more;
+    }
+    return true;
+  }));
+  for (const std::string& name : names) files.names.push_back(printable(name, kMostShownBytes));
+  return files;
+}
+
+std::string UserFiles::to_text() const {
+  return json::serialize(json::object{{"files", json::value_from(names)}, {"more", more}});
+}
+
+UserFiles UserFiles::from_text(const std::string& text) {
+  UserFiles files;
+  const auto value = parse_json(text);
+  if (value.has_error() || !value.value().is_object()) {
+    if (!text.empty()) files.names.push_back(printable(text, kMostShownBytes));
+    return files;
+  }
+  const json::object& object = value.value().get_object();
+  if (const json::value* list = object.if_contains("files"); list && list->is_array())
+    for (const json::value& name : list->get_array())
+      if (name.is_string()) files.names.emplace_back(std::string_view(name.get_string()));
+  if (const json::value* count = object.if_contains("more"))
+    files.more = whole_number(*count).value_or(0);
+  return files;
 }
 
 std::vector<std::string> StoreContents::kept() const {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -79,5 +80,15 @@ class StoreContents {
 
 /// An ordinary file of the user's own, or what is in incoming/, that a job's directory holds.
 Result<std::optional<std::string>> user_file_in(const std::string& job_dir);
+/// All of them: the first by name, as people can read them, and how many more there are.
+struct UserFiles {
+  std::vector<std::string> names;
+  uint64_t more = 0;
+
+  std::string to_text() const;
+  /// Also of a node with an older ptcfs, which names one and says no more.
+  static UserFiles from_text(const std::string& text);
+};
+Result<UserFiles> user_files_in(const std::string& job_dir, size_t most_names);
 
 }  // namespace ptc

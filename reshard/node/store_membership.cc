@@ -11,7 +11,6 @@
 #include <set>
 
 #include "reshard/move/placement.h"
-#include "reshard/node/join_jobs.h"
 #include "store/base/file.h"
 #include "store/base/random_id.h"
 
@@ -35,7 +34,7 @@ bool was_alone(const std::string& directory) {
 
 constexpr std::string_view kRecover =
     "If it is the right one, its data were lost or are of a backup: make what was "
-    "agreed anew from the stores, with all nodes stopped (ptc recover; see ptcfs(8))";
+    "agreed anew from the stores, with all nodes stopped (ptc recover; see ptc(1))";
 
 }  // namespace
 
@@ -199,15 +198,20 @@ Result<> StoreMembership::check_seen(const ClusterIdentity& cluster) {
 Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   const std::string path = own_meta_path(options_.directory);
   PTC_TRY(auto own, open_sqlite_meta(path));
-  PTC_TRY(auto found, compare_jobs(*own, meta_));
-  if (!found.in_both.empty())
+  PTC_TRY(check_job_names(*own, options_.directory, options_.join_as));
+  PTC_TRY(auto found, compare_jobs(*own, meta_, options_.join_as));
+  if (!found.in_both.empty()) {
+    const std::string& first = found.in_both.front();
     return make_error(
         Code::kAlreadyExists,
-        "the store {} has {} of its own, and so has cluster {} ({}): rename or remove "
-        "one of the two first (ptcfs without --etcd shows those of the store)",
-        options_.directory, fmt::join(found.in_both, ", "), options_.cluster_name, cluster.id);
-  const bool begun = !identity_.cluster.empty();
-  if (!begun && !options_.join && !found.own.empty() && !found.others.empty())
+        "the store {} has {} of its own, and so has cluster {} ({}): start it with --join-as "
+        "{}=NAME, for each of them, to take it there under another name, or remove one of the two "
+        "first (ptcfs without --etcd shows those of the store)",
+        options_.directory, fmt::join(found.in_both, ", "), options_.cluster_name, cluster.id,
+        first);
+  }
+  const bool begun = !identity_.cluster.empty(), asked = options_.join || !options_.join_as.empty();
+  if (!begun && !asked && !found.own.empty() && !found.others.empty())
     return make_error(
         Code::kUnavailable,
         "the store {} has jobs of its own ({}), and so has cluster {} ({}) at {}: {}. "
@@ -217,7 +221,7 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   // From here on it can only go on joining.
   facts_.clear();
   PTC_TRY(take_identity(cluster));
-  PTC_TRY(join_jobs(*own, meta_, options_.directory, options_.node,
+  PTC_TRY(join_jobs(*own, meta_, options_.directory, options_.node, options_.join_as,
                     {kIdentityKey, cluster.meta_revision}));
   own.reset();
   if (::rename(path.c_str(), (path + ".joined").c_str()) != 0) return errno_error(errno, path);

@@ -10,6 +10,7 @@
 #include "reshard/cluster/cluster.h"
 #include "reshard/cluster/tombstones.h"
 #include "reshard/node/agreed_facts.h"
+#include "reshard/node/join_jobs.h"
 #include "reshard/node/store_identity.h"
 
 namespace ptc {
@@ -26,6 +27,7 @@ struct MembershipOptions {
   std::function<Result<>(const std::string& store)> begin;
   /// Called once the store fits, before anything is written; may be empty.
   std::function<Result<>()> check_let_in = nullptr;
+  JobNames join_as = {};  // names that its jobs get in the cluster
 };
 
 /// Of a store that is alone: makes its identity, or fails when it belongs to a cluster.

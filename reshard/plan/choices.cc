@@ -484,9 +484,7 @@ class Choices::Maker {
       if (!here_[kind.candidates[part.first + i].set].members.empty()) continue;
       PTC_TRY(take_held(i));
     }
-    if (!wanted_.empty())
-      return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", want.tensor,
-                        wanted_.front().to_string());
+    if (!wanted_.empty()) return source_.stored_nowhere(want.tensor, wanted_.front());
     for (const uint64_t one : {uint64_t{kInOrder}, uint64_t{first_taken} >> 32,
                                uint64_t{first_taken}, all_.taken_.size() - first_taken})
       all_.choices_.push_back(static_cast<uint32_t>(one));

@@ -111,8 +111,17 @@ class SourceIndex::Cuts {
   std::vector<Holder> by_kind_;
 };
 
-SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits)
-    : images_(images), element_bits_(std::move(element_bits)), tensors_(element_bits_.size()) {
+Error SourceIndex::stored_nowhere(uint32_t tensor, const Box& box) const {
+  return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere",
+                    names_ ? names_(tensor) : std::to_string(tensor), box.to_string());
+}
+
+SourceIndex::SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits,
+                         TensorNames names)
+    : images_(images),
+      element_bits_(std::move(element_bits)),
+      names_(std::move(names)),
+      tensors_(element_bits_.size()) {
   std::unordered_map<const ArraySlot*, uint32_t> known;
   std::vector<std::vector<uint32_t>> images_of_kind;
   for (uint32_t image = 0; image < images_.size(); ++image) {
@@ -309,9 +318,7 @@ Result<std::vector<Transfer>> SourceIndex::plan_image(const ImageLayout& target)
         }
         wanted.swap(left);
       }
-      if (!wanted.empty())
-        return make_error(Code::kCorrupt, "tensor {}, {} is stored nowhere", target_slot.tensor,
-                          wanted.front().to_string());
+      if (!wanted.empty()) return stored_nowhere(target_slot.tensor, wanted.front());
     }
   }
   std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,15 +75,23 @@ struct Transfer {
   uint64_t bytes() const { return bytes_between(copy, begin, end); }
 };
 
+/// What people call a tensor, by its number; for messages.
+using TensorNames = std::function<std::string(uint32_t tensor)>;
+
 /// Immutable; threads: any.
 class SourceIndex {
  public:
-  /// `images` must outlive the index. Tensors are numbered 0 … element_bits.size() − 1.
-  SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits);
+  /// `images` must outlive the index. Tensors are numbered 0 … element_bits.size() − 1. `names`:
+  /// null, messages have the numbers.
+  SourceIndex(std::span<const ImageLayout> images, std::vector<uint8_t> element_bits,
+              TensorNames names = nullptr);
 
-  /// The transfers of one target image by itself. kCorrupt when some part is held by nobody: the
-  /// message gives the tensor's number and the box.
+  /// The transfers of one target image by itself. kCorrupt when some part is held by nobody:
+  /// stored_nowhere().
   Result<std::vector<Transfer>> plan_image(const ImageLayout& target) const;
+
+  /// The error that says so, of which tensor and which box.
+  Error stored_nowhere(uint32_t tensor, const Box& box) const;
 
   uint8_t element_bits(uint32_t tensor) const { return element_bits_[tensor]; }
   size_t tensors() const { return tensors_.size(); }
@@ -180,6 +189,7 @@ class SourceIndex {
 
   std::span<const ImageLayout> images_;
   std::vector<uint8_t> element_bits_;
+  TensorNames names_;
   std::vector<uint32_t> kinds_;  // by kind: an image of it
   std::vector<Tensor> tensors_;
   std::vector<uint32_t> alike_;  // by tensor: the first of those that are

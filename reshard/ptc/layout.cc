@@ -15,9 +15,12 @@ constexpr std::string_view kLayoutFormat = "ptc-layout/1";
 constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one value of the metadata
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
-const std::vector<std::string> kKeys = {"format", "tp",        "pp",       "dp",      "ep",
-                                        "cp",     "vpp",       "order",    "devices", "stages",
-                                        "naming", "optimizer", "replicas", "keep"};
+// Persisted in the names of layouts: they never change.
+constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_";
+
+const std::vector<std::string> kKeys = {
+    "format", "tp",      "pp",     "dp",     "ep",        "etp",      "cp",       "vpp",
+    "order",  "devices", "stages", "naming", "optimizer", "dp_shard", "replicas", "keep"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
@@ -54,25 +57,17 @@ uint32_t name_hash(std::string_view text) {
   return static_cast<uint32_t>(hash ^ (hash >> 32));
 }
 
-/// Persisted in the names of layouts: never changes. Empty where all these fields are default.
-std::string custom_fields(const LayoutSpec& spec) {
-  std::string text;
-  if (spec.order != RankOrder()) text += "order=" + spec.order.to_string() + ";";
-  if (!spec.stages.empty()) text += fmt::format("stages={};", fmt::join(spec.stages, ","));
-  if (spec.naming != Naming::kGlobal) text += fmt::format("naming={};", naming_name(spec.naming));
-  if (spec.optimizer != OptimizerCut::kReplicated) {
-    text += fmt::format("optimizer={};", optimizer_name(spec.optimizer));
-  }
-  return text;
-}
-
 bool fits_world_size(const ParallelConfig& sizes) {
   uint64_t product = 1;
-  for (uint64_t size : {sizes.tp, sizes.pp, sizes.dp, sizes.ep, sizes.cp}) {
+  for (uint64_t size : {sizes.expert_tp(), sizes.pp, sizes.dp, sizes.ep, sizes.cp}) {
     product *= size;
     if (product > kMaxWorldSize) return false;
   }
   return true;
+}
+
+std::string too_many_ranks() {
+  return fmt::format("the sizes make more than {} ranks", kMaxWorldSize);
 }
 
 /// What keeps stages from having several stretches of layers; nullopt: nothing.
@@ -86,6 +81,38 @@ std::optional<std::string> why_no_chunks(const LayoutSpec& spec) {
   if (spec.naming == Naming::kStage)
     return "'naming' is \"stage\", and a stage with several stretches of layers ('vpp') has no "
            "numbers of its own";
+  return std::nullopt;
+}
+
+/// What keeps experts from being cut by an etp of their own; nullopt: nothing.
+std::optional<std::string> why_no_etp(const LayoutSpec& spec) {
+  const ParallelConfig& sizes = spec.sizes;
+  if (sizes.etp == 0) return std::nullopt;
+  const uint64_t of_stage = sizes.world_size() / sizes.pp;
+  if (of_stage % (uint64_t{sizes.tp} * sizes.cp) != 0)
+    return fmt::format(
+        "'etp' is {}, so that a stage has etp·ep·dp·cp = {} ranks, which tp{} = {} does not divide",
+        sizes.etp, of_stage, sizes.cp > 1 ? "·cp" : "", uint64_t{sizes.tp} * sizes.cp);
+  if (spec.order != RankOrder())
+    return "with 'etp' ranks are numbered as Megatron-Core does, and 'order' must be "
+           "\"tp-cp-ep-dp-pp\"";
+  if (spec.optimizer != OptimizerCut::kReplicated && sizes.etp * sizes.ep % sizes.tp != 0)
+    return fmt::format(
+        "'optimizer' cuts state over dp, and with 'etp' it can where tp divides etp·ep: {} does "
+        "not divide {}",
+        sizes.tp, sizes.etp * sizes.ep);
+  return std::nullopt;
+}
+
+/// What keeps state from being cut among so few dp ranks; nullopt: nothing.
+std::optional<std::string> why_no_shards(const LayoutSpec& spec) {
+  if (spec.dp_shard == 0) return std::nullopt;
+  if (spec.optimizer == OptimizerCut::kReplicated)
+    return "'dp_shard' says among how many data-parallel ranks state is cut, and 'optimizer' "
+           "cuts none: it must be \"zero1\" or \"fsdp\"";
+  if (spec.sizes.dp % spec.dp_shard != 0)
+    return fmt::format("'dp_shard' is {}, which does not divide dp = {}", spec.dp_shard,
+                       spec.sizes.dp);
   return std::nullopt;
 }
 
@@ -125,11 +152,17 @@ class LayoutParser : JsonSettings {
     PTC_TRY(size("pp", true, sizes.pp));
     PTC_TRY(size("dp", true, sizes.dp));
     PTC_TRY(size("ep", false, sizes.ep));
+    if (object_.contains("etp")) {
+      PTC_TRY(size("etp", false, sizes.etp));
+    }
+    if (sizes.etp == sizes.tp) sizes.etp = 0;
     PTC_TRY(size("cp", false, sizes.cp));
     if (!fits_world_size(sizes)) {
-      return error({"tp"}, fmt::format("the sizes make more than {} ranks", kMaxWorldSize));
+      return error({"tp"}, too_many_ranks());
     }
     PTC_TRY(words(spec));
+    if (const auto why = why_no_etp(spec)) return error({"etp"}, *why);
+    PTC_TRY(dp_shard(spec));
     PTC_TRY(size("vpp", false, spec.vpp));
     if (const auto why = why_no_chunks(spec)) return error({"vpp"}, *why);
     PTC_TRY(stages(spec));
@@ -175,6 +208,14 @@ class LayoutParser : JsonSettings {
     return ok();
   }
 
+  Result<> dp_shard(LayoutSpec& spec) const {
+    if (!object_.contains("dp_shard")) return ok();
+    PTC_TRY(size("dp_shard", false, spec.dp_shard));
+    if (const auto why = why_no_shards(spec)) return error({"dp_shard"}, *why);
+    if (spec.dp_shard == spec.sizes.dp) spec.dp_shard = 0;
+    return ok();
+  }
+
   Result<> stages(LayoutSpec& spec) const {
     const json::value* value = object_.if_contains("stages");
     if (!value) return ok();
@@ -185,9 +226,9 @@ class LayoutParser : JsonSettings {
     }
     for (size_t i = 0; i < list.size(); ++i) {
       const std::optional<uint64_t> layers = whole_number(list[i]);
-      if (!layers || *layers == 0 || *layers > UINT32_MAX) {
+      if (!layers || *layers > UINT32_MAX) {
         return error({"stages", std::to_string(i)},
-                     "a stage's number of layers must be a whole number, at least 1");
+                     "a stage's number of layers must be a whole number");
       }
       spec.stages.push_back(static_cast<uint32_t>(*layers));
     }
@@ -204,8 +245,8 @@ class LayoutParser : JsonSettings {
     const ParallelConfig& sizes = layout.spec.sizes;
     if (list.size() != sizes.world_size()) {
       return error({"devices"},
-                   fmt::format("'devices' has {} entries, but tp·pp·dp·ep·cp = {} ranks",
-                               list.size(), sizes.world_size()));
+                   fmt::format("'devices' has {} entries, but {}·pp·dp·ep·cp = {} ranks",
+                               list.size(), sizes.etp != 0 ? "etp" : "tp", sizes.world_size()));
     }
     for (size_t i = 0; i < list.size(); ++i) {
       if (!list[i].is_string() || !is_device(std::string_view(list[i].get_string()))) {
@@ -231,15 +272,53 @@ std::optional<uint32_t> take_size(std::string_view& text, std::string_view word)
   return number;
 }
 
+/// Takes `word` off the front, where it is a whole part of the name.
+bool take_word(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return false;
+  if (text.size() > word.size() && text[word.size()] != '-') return false;
+  text.remove_prefix(word.size());
+  return true;
+}
+
+/// The order as a part of a name, where dashes are between the parts.
+std::string with_underscores(std::string text) {
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+/// Takes what is behind the sizes off the front.
+void take_words(std::string_view& text, LayoutSpec& spec) {
+  for (OptimizerCut cut : {OptimizerCut::kZero1, OptimizerCut::kFsdp})
+    if (take_word(text, fmt::format("-{}", optimizer_name(cut)))) spec.optimizer = cut;
+  if (take_word(text, fmt::format("{}{}", kNamingPart, naming_name(Naming::kStage))))
+    spec.naming = Naming::kStage;
+  if (!text.starts_with(kOrderPart)) return;
+  std::string order(text.substr(kOrderPart.size()));
+  std::replace(order.begin(), order.end(), '_', '-');
+  const auto parsed = RankOrder::parse(order);
+  if (!parsed) return;
+  spec.order = parsed.value();
+  text = {};
+}
+
 }  // namespace
 
+/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-naming_stage-order_pp_tp_cp_ep_dp+0c73b331: all that
+/// is behind dp is left out at its default. An older ptcfs had all but the sizes in the hex digits:
+/// jobs know such names still (JobRecord::custom_specs).
 std::string LayoutSpec::name() const {
   std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
   if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
+  if (sizes.etp != 0) text += fmt::format("-etp{}", sizes.etp);
   if (sizes.cp != 1) text += fmt::format("-cp{}", sizes.cp);
   if (vpp != 1) text += fmt::format("-vpp{}", vpp);
-  const std::string custom = custom_fields(*this);
-  if (!custom.empty()) text += fmt::format("+{:08x}", name_hash(custom));
+  if (dp_shard != 0) text += fmt::format("-shard{}", dp_shard);
+  if (optimizer != OptimizerCut::kReplicated) text += fmt::format("-{}", optimizer_name(optimizer));
+  if (naming != Naming::kGlobal) text += fmt::format("{}{}", kNamingPart, naming_name(naming));
+  if (order != RankOrder())
+    text += fmt::format("{}{}", kOrderPart, with_underscores(order.to_string()));
+  if (!stages.empty())
+    text += fmt::format("+{:08x}", name_hash(fmt::format("stages={};", fmt::join(stages, ","))));
   return text;
 }
 
@@ -252,27 +331,38 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
   if (tp && pp && dp) {
     spec.sizes = {.tp = *tp, .pp = *pp, .dp = *dp};
     if (const auto ep = take_size(rest, "-ep")) spec.sizes.ep = *ep;
+    if (const auto etp = take_size(rest, "-etp")) spec.sizes.etp = *etp;
     if (const auto cp = take_size(rest, "-cp")) spec.sizes.cp = *cp;
     if (const auto vpp = take_size(rest, "-vpp")) spec.vpp = *vpp;
-    if (rest.empty() && fits_world_size(spec.sizes) && !why_no_chunks(spec) && spec.name() == name)
+    if (const auto shard = take_size(rest, "-shard")) spec.dp_shard = *shard;
+    take_words(rest, spec);
+    if (rest.empty() && spec.dp_shard != spec.sizes.dp && spec.sizes.etp != spec.sizes.tp &&
+        spec.name() == name) {
+      auto why = fits_world_size(spec.sizes) ? why_no_etp(spec) : too_many_ranks();
+      if (!why) why = why_no_chunks(spec);
+      if (!why) why = why_no_shards(spec);
+      if (why) return invalid_argument("{} names no layout: {}", quoted(name), *why);
       return spec;
+    }
   }
   return invalid_argument(
-      "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, with -ep<N>, -cp<N> and -vpp<N> "
-      "where "
-      "they are not 1",
+      "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, then what is not the default of "
+      "-ep<N>, -etp<N>, -cp<N>, -vpp<N>, -shard<N>, -zero1 or -fsdp, -naming_stage and -order_<…>, "
+      "in this order",
       quoted(name));
 }
 
 json::object LayoutSpec::to_json() const {
   json::object object{{"tp", sizes.tp}, {"pp", sizes.pp}, {"dp", sizes.dp}};
   if (sizes.ep != 1) object["ep"] = sizes.ep;
+  if (sizes.etp != 0) object["etp"] = sizes.etp;
   if (sizes.cp != 1) object["cp"] = sizes.cp;
   if (vpp != 1) object["vpp"] = vpp;
   if (order != RankOrder()) object["order"] = order.to_string();
   if (!stages.empty()) object["stages"] = json::array(stages.begin(), stages.end());
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
   if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
+  if (dp_shard != 0) object["dp_shard"] = dp_shard;
   return object;
 }
 

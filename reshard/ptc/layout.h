@@ -25,22 +25,29 @@ struct LayoutSpec {
   /// Stretches of layers that each stage has, as Megatron's virtual pipelines: of the model's
   /// chunks() stretches, in its order, stage s has those with numbers s, s + pp, s + 2·pp …
   uint32_t vpp = 1;
-  std::vector<uint32_t> stages;  // layers per stage, or stretch; empty: as even as possible
+  std::vector<uint32_t> stages;  // layers per stage, or stretch, also 0; empty: as even as possible
   Naming naming = Naming::kGlobal;
   OptimizerCut optimizer = OptimizerCut::kReplicated;
+  /// Neighbouring dp ranks that share what is cut over dp; each such group holds the same as the
+  /// others: hybrid sharding. Divides dp. 0, never dp itself: all of them are one group.
+  uint32_t dp_shard = 0;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 
   RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
-  /// Among how many dp ranks tensors are cut; 1 where all of them hold the same.
-  uint32_t dp_parts() const { return optimizer == OptimizerCut::kReplicated ? 1 : sizes.dp; }
+  /// Among how many dp ranks tensors are cut; 1 where all of them hold the same. Of dp rank d it
+  /// is part d % dp_parts().
+  uint32_t dp_parts() const {
+    if (optimizer == OptimizerCut::kReplicated) return 1;
+    return dp_shard != 0 ? dp_shard : sizes.dp;
+  }
   /// At most kMaxWorldSize.
   uint32_t chunks() const { return sizes.pp * vpp; }
 
-  /// "tp4-pp2-dp2", with "-ep4", "-cp2" and "-vpp2" where they are not 1, and "+<8 hex>" (of the
-  /// other fields, canonically written) where any of those is not the default. Stable for ever.
+  /// "tp4-pp2-dp2", behind it all that is not the default, in one order (layout.cc), and last, with
+  /// `stages`, "+<8 hex>" of these. Stable for ever: later fields are left out at their default.
   std::string name() const;
-  /// The spec of a name without a "+" suffix, in any canonical form name() returns: nothing else
-  /// ("tp02", missing parts) is accepted, so that one layout has one path. kInvalidArgument.
+  /// The spec of a name without a "+" suffix, as name() returns it: nothing else ("tp02", missing
+  /// parts, another order) is accepted, so that one layout has one path. kInvalidArgument.
   static Result<LayoutSpec> from_name(std::string_view name);
 
   /// For files and metadata: the fields that are not default. from_json believes what it reads.
@@ -57,7 +64,7 @@ struct Layout {
 
   /// Parses and checks all that can be checked without a model: JSON (strict, no duplicate keys,
   /// ≤ 1 MiB), keys (an unknown one names the nearest), types, ranges, format, order, that devices
-  /// are as many as ranks (each "node:index"), stages as many as pp·vpp and none zero. tp, pp and
+  /// are as many as ranks (each "node:index"), stages as many as pp·vpp. tp, pp and
   /// dp are required, the rest has defaults. Errors: kInvalidArgument, "line 2, column 3: …".
   static Result<Layout> parse(std::string_view text);
 };

@@ -63,20 +63,32 @@ bool is_state_of_a_number(std::string_view name) {
 }  // namespace
 
 StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank) {
-  return {rank.tp, rank.pp, rank.ep, spec.dp_parts() == 1 ? 0 : rank.dp};
+  return {rank.tp, rank.pp, rank.ep, rank.dp % spec.dp_parts(), rank.etp};
 }
 
 uint32_t state_index(const LayoutSpec& spec, const StateCoords& state) {
   const ParallelConfig& sizes = spec.sizes;
-  return state.tp + sizes.tp * (state.ep + sizes.ep * (state.pp + sizes.pp * state.dp));
+  const uint32_t in_stage =
+      sizes.etp == 0 ? state.tp + sizes.tp * state.ep
+                     : static_cast<uint32_t>(spec.order.global_rank(
+                           sizes, RankCoords{.tp = state.tp, .ep = state.ep, .etp = state.etp}));
+  return in_stage + sizes.different_ranks() * (state.pp + sizes.pp * state.dp);
 }
 
 StateCoords state_at(const LayoutSpec& spec, uint32_t index) {
   const ParallelConfig& sizes = spec.sizes;
-  return {.tp = index % sizes.tp,
-          .pp = index / sizes.tp / sizes.ep % sizes.pp,
-          .ep = index / sizes.tp % sizes.ep,
-          .dp = index / sizes.tp / sizes.ep / sizes.pp};
+  const uint32_t each = sizes.different_ranks(), in_stage = index % each;
+  return {.tp = in_stage % sizes.tp,
+          .pp = index / each % sizes.pp,
+          .ep = in_stage / sizes.expert_tp() % sizes.ep,
+          .dp = index / each / sizes.pp,
+          .etp = sizes.etp == 0 ? 0 : in_stage % sizes.etp};
+}
+
+uint64_t rank_of(const LayoutSpec& spec, const StateCoords& state) {
+  return spec.order.global_rank(
+      spec.sizes,
+      {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep, .etp = state.etp});
 }
 
 Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
@@ -128,7 +140,8 @@ Error Model::uncovered_error() const {
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
   return invalid_argument(
       "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}give rules.json a rule "
-      "for {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"",
+      "for {} (\"ptc rules suggest\" prints one to begin with), or keep tp, pp and ep at 1 and "
+      "'optimizer' at \"replicated\" or \"fsdp\"",
       rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
       count == 1 ? "" : "s",
       numbered
@@ -156,7 +169,7 @@ bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
 
 bool Model::needs_rules(const LayoutSpec& spec) {
   if (spec.optimizer != OptimizerCut::kFsdp) return state_count(spec) > 1;
-  return spec.sizes.tp * spec.sizes.pp * spec.sizes.ep > 1;  // anything has rows
+  return spec.sizes.different_ranks() * spec.sizes.pp > 1;  // anything has rows
 }
 
 /// Elements of 4 and 6 bits: no cut falls within a byte.
@@ -181,25 +194,33 @@ Result<> Model::check(const LayoutSpec& spec) const {
   if (sizes.pp > 1) {
     PTC_TRY(stage_boundaries(spec, layers_));
   }
+  for (uint32_t tensor = 0; tensor < tensors_.size() && sizes.etp != 0; ++tensor)
+    if (tensors_[tensor].by_stage)
+      return invalid_argument(
+          "{} is of Megatron-LM's own files, in which experts are cut by tp, and not by an 'etp' "
+          "of their own",
+          tensors_[tensor].name);
   for (const Bound& bound : bound_) {
     if (!covered(bound) && needs_rules(spec)) return uncovered_error();
   }
-  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+  for (const uint32_t tensor : first_of_kind_) {
     const Bound& bound = bound_[tensor];
     const bool by_rule = bound.rule && (!bound.one_element || bound.name.expert) &&
                          (bound.cut != kNone || bound.name.expert || bound.rule->expert_axis);
     const bool by_bits = dtype_bits(tensors_[tensor].dtype) < 8;
-    if (!by_bits && (!by_rule || (sizes.tp == 1 && sizes.ep == 1))) continue;
+    if (!by_bits && (!by_rule || sizes.different_ranks() == 1)) continue;
     StateCoords state;
     if (bound.name.expert && experts_ % sizes.ep == 0) {
       state.ep = *bound.name.expert / (experts_ / sizes.ep);
     }
     LayoutSpec one_stage;
-    one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep};
+    one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep, .etp = sizes.etp};
     one_stage.optimizer = spec.optimizer;
-    for (uint32_t tp : {uint32_t{0}, sizes.tp - 1}) {
+    one_stage.dp_shard = spec.dp_shard;
+    for (const bool last : {false, true}) {
       for (uint32_t dp : {uint32_t{0}, spec.dp_parts() - 1}) {
-        state.tp = tp;
+        state.tp = last ? sizes.tp - 1 : 0;
+        state.etp = last && sizes.etp != 0 ? sizes.etp - 1 : 0;
         state.dp = dp;
         PTC_TRY(const auto part, slice(tensor, one_stage, state));
         if (by_bits && part) {
@@ -228,17 +249,12 @@ bool Model::on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) co
   return stage_of_layer(spec, layers_, bound.name.layer.value_or(0)) == stage;
 }
 
-/// What tp cuts of the axis that the tensor's rule (or that of what it follows) names.
-Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const {
+/// What tp cuts of an axis of `extent` elements by the tensor's rule, or that of what it follows.
+Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint64_t extent, uint32_t rank,
+                                  uint32_t ranks) const {
   const TensorInfo& info = tensors_[tensor];
   const Bound& bound = bound_[tensor];
   const RuleCut& rule_cut = (*cuts_)[bound.cut];
-  const uint32_t axis = bound.rule->cut->axis;
-  if (axis >= info.shape.size()) {
-    return invalid_argument("its rule cuts axis {}, but its shape is {}", axis,
-                            info.shape.to_string());
-  }
-  const uint64_t extent = info.shape[axis];
   if (!rule_cut.cut) {
     if (ranks == 1) return AxisSlice::whole(extent);
     const std::string& fact = rule_cut.missing_fact;
@@ -257,7 +273,7 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
     return slice_axis(*rule_cut.cut, extent, rank, ranks);
   }
   ResolvedCut vocabulary;
-  vocabulary.axis = axis;
+  vocabulary.axis = bound.rule->cut->axis;
   vocabulary.vocab_multiple = info.vocab_multiple;
   vocabulary.pad_single_rank = info.pad_single_rank;
   return slice_axis(vocabulary, extent, rank, ranks);
@@ -266,14 +282,19 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks
 Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const {
   const Bound& bound = bound_[tensor];
   if (bound.cut == kNone || (ranks == 1 && !bound.rule->cut->vocab_multiple)) return ok();
+  if (bound.part_of != nullptr) return cut_quantised(part, tensor, rank, ranks);
   const uint32_t axis = bound.rule->cut->axis;
+  if (axis >= part.local_shape.size()) {
+    return invalid_argument("its rule cuts axis {}, but its shape is {}", axis,
+                            tensors_[tensor].shape.to_string());
+  }
   if (!bound.scales) {
-    PTC_TRY(const AxisSlice slice, tp_slice(tensor, rank, ranks));
+    PTC_TRY(const AxisSlice slice, tp_slice(tensor, tensors_[tensor].shape[axis], rank, ranks));
     cut_axis(part, axis, slice);
     return ok();
   }
-  PTC_TRY(AxisSlice slice, tp_slice(bound.follows, rank, ranks));
   const uint64_t weight_extent = tensors_[bound.follows].shape[axis];
+  PTC_TRY(AxisSlice slice, tp_slice(bound.follows, weight_extent, rank, ranks));
   if (tensors_[tensor].shape[axis] != weight_extent) {
     PTC_TRY(slice, slice_of_blocks(slice, weight_extent, rules_->scales()->block));
   }
@@ -285,6 +306,8 @@ Result<> Model::cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uin
   const std::optional<uint32_t>& axis = bound_[tensor].rule->expert_axis;
   if (!axis || ranks == 1) return ok();
   const Shape& shape = tensors_[tensor].shape;
+  const bool one_for_all = *axis >= shape.size() || shape[*axis] == 1;
+  if (one_for_all && bound_[tensor].part_of != nullptr) return ok();
   if (*axis >= shape.size()) {
     return invalid_argument("its rule has experts on axis {}, but its shape is {}", *axis,
                             shape.to_string());
@@ -304,8 +327,8 @@ Result<> Model::cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uin
   const uint64_t unit_bits =
       dtype_bits(tensors_[tensor].dtype) * (flat || rows == 0 ? 1 : elements / rows);
   if (ranks > 1 && each * unit_bits % 8 != 0) {
-    return invalid_argument("dp = {} cuts its {} elements of {} bits within a byte", ranks,
-                            elements, dtype_bits(tensors_[tensor].dtype));
+    return invalid_argument("a cut among {} dp ranks cuts its {} elements of {} bits within a byte",
+                            ranks, elements, dtype_bits(tensors_[tensor].dtype));
   }
   if (flat) {
     cut_flat(part, rank * each, each);
@@ -328,10 +351,14 @@ Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const Lay
   std::optional<SubTensor> part = SubTensor::whole(tensors_[tensor].shape);
   if (bound.rule && !bound.one_element) {
     PTC_TRY(cut_over_ep(*part, tensor, state.ep, sizes.ep));
-    PTC_TRY(cut_over_tp(*part, tensor, state.tp, sizes.tp));
+    Result<> cut =
+        cut_over_tp(*part, tensor, tp_rank(tensor, sizes, state), tp_ranks(tensor, sizes));
+    if (cut.has_error() && sizes.etp != 0 && is_experts(bound))
+      return std::move(cut).error().with_context(fmt::format("by 'etp' = {}", sizes.etp));
+    PTC_TRY(std::move(cut));
   }
   if (is_cut_over_dp(tensor, spec)) {
-    PTC_TRY(cut_over_dp(*part, tensor, state.dp, sizes.dp, spec.optimizer));
+    PTC_TRY(cut_over_dp(*part, tensor, state.dp, spec.dp_parts(), spec.optimizer));
   }
   return part;
 }
@@ -385,29 +412,6 @@ Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
       everywhere_.push_back(tensor);
     }
   }
-  find_alike();
-}
-
-/// All that Model::slice() looks at but the name, by which a tensor is on a stage and a rank's
-/// expert.
-void Model::Holdings::find_alike() {
-  std::map<std::vector<uint64_t>, uint32_t> numbers;
-  alike_.assign(model_.tensors_.size(), kAlone);
-  for (uint32_t tensor = 0; tensor < alike_.size(); ++tensor) {
-    const Bound& bound = model_.bound_[tensor];
-    if (bound.name.expert &&
-        (model_.experts_ % spec_.sizes.ep != 0 || *bound.name.expert >= model_.experts_))
-      continue;  // an error, or nobody's
-    std::vector<uint64_t> facts{reinterpret_cast<uintptr_t>(bound.rule), bound.cut,
-                                bound.one_element, model_.is_cut_over_dp(tensor, spec_)};
-    for (const uint32_t one : {tensor, bound.scales ? bound.follows : tensor}) {
-      const TensorInfo& info = model_.tensors_[one];
-      facts.insert(facts.end(), {dtype_bits(info.dtype), info.vocab_multiple, info.pad_single_rank,
-                                 model_.bound_[one].cut, info.shape.size()});
-      facts.insert(facts.end(), info.shape.begin(), info.shape.end());
-    }
-    alike_[tensor] = numbers.try_emplace(std::move(facts), numbers.size()).first->second;
-  }
 }
 
 /// Of a tensor that is looked at for this state.
@@ -416,16 +420,20 @@ Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
   const Bound& bound = model_.bound_[tensor];
   const uint64_t ep = bound.rule != nullptr && bound.rule->expert_axis ? state.ep : 0;
   const uint64_t dp = model_.is_cut_over_dp(tensor, spec_) ? state.dp : 0;
-  const uint64_t number = state.tp + spec_.sizes.tp * (ep + spec_.sizes.ep * dp);
-  const uint64_t key = uint64_t{alike_[tensor]} << 32 | number;  // < kMaxWorldSize
-  if (alike_[tensor] != kAlone) {
+  const uint64_t number =
+      model_.tp_rank(tensor, spec_.sizes, state) +
+      model_.tp_ranks(tensor, spec_.sizes) * (ep + (is_experts(bound) ? spec_.sizes.ep : 1) * dp);
+  const uint64_t key = uint64_t{model_.kind_[tensor]} << 32 | number;  // < kMaxWorldSize
+  // Else an error, which names the tensor.
+  const bool shared = !bound.name.expert || model_.experts_ % spec_.sizes.ep == 0;
+  if (shared) {
     MutexLock lock(mutex_);
     if (const auto known = parts_.find(key); known != parts_.end())
       return std::optional(known->second);
   }
   PTC_TRY(std::optional<SubTensor> part, model_.slice(tensor, spec_, state));
   if (!part) return std::optional<SharedPart>();
-  if (alike_[tensor] == kAlone) return std::optional<SharedPart>(*std::move(part));
+  if (!shared) return std::optional<SharedPart>(*std::move(part));
   MutexLock lock(mutex_);
   return std::optional(parts_.try_emplace(key, distinct_.one_of(*std::move(part))).first->second);
 }
@@ -505,11 +513,12 @@ std::string Model::describe(uint32_t tensor) const {
   if (bound.follows != kNone && !bound.scales) {
     text += fmt::format("follows {}: ", tensors_[bound.follows].name);
   }
-  if (bound.one_element || bound.cut == kNone) {
+  if (bound.part_of != nullptr) text += "of a quantised weight: ";
+  if (bound.one_element || bound.cut == kNone || !tp_axis(tensor)) {
     text += "the same on every tp rank";
   } else {
     const RuleCut& rule_cut = (*cuts_)[bound.cut];
-    text += fmt::format("tp cuts axis {}", bound.rule->cut->axis);
+    text += fmt::format("tp cuts axis {}", *tp_axis(tensor));
     if (!rule_cut.cut) {
       text += fmt::format(" ('{}' is not known)", rule_cut.missing_fact);
     } else if (rule_cut.cut->vocab_multiple > 0) {

@@ -52,15 +52,19 @@ struct SaidPart {
 /// own, of which the tensors that are not cut over dp are in all of them (and stored once).
 struct StateCoords {
   uint32_t tp = 0, pp = 0, ep = 0, dp = 0;
+  uint32_t etp = 0;  // where ParallelConfig has it
   friend bool operator==(const StateCoords&, const StateCoords&) = default;
 };
 StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank);
-/// Position among the layout's states, tp fastest, then ep, pp and dp.
+/// Position among the layout's states, tp fastest, then ep, pp and dp; with etp, as ranks are
+/// numbered.
 uint32_t state_index(const LayoutSpec& spec, const StateCoords& state);
 StateCoords state_at(const LayoutSpec& spec, uint32_t index);
 inline uint32_t state_count(const LayoutSpec& spec) {
-  return spec.sizes.tp * spec.sizes.pp * spec.sizes.ep * spec.dp_parts();
+  return spec.sizes.different_ranks() * spec.sizes.pp * spec.dp_parts();
 }
+/// The first rank that has it.
+uint64_t rank_of(const LayoutSpec& spec, const StateCoords& state);
 
 /// What one rank wrote of one tensor.
 struct WrittenTensor {
@@ -82,13 +86,13 @@ struct WrittenRank {
 class Model {
  public:
   /// Binds tensors to rules. A tensor is bound by, in this order: a rule that matches its name; the
-  /// weight whose block scales it holds; a parameter that it follows (optimizer state: its name has
-  /// the parameter's, with or without the family's prefix, between borders of components:
-  /// "exp_avg.<parameter>", "state.<parameter>.step"; same shape: same cut; one element: not cut;
-  /// of a parameter of one element: as other state of its kind; in all cases the parameter's stage
-  /// and expert; a float32 tensor of the very name that another file has in lower precision is such
-  /// state too); nothing, but it has one element: replicated;
-  /// nothing (`uncovered`: cannot be cut).
+  /// weight whose block scales it holds; that of the quantised weight that it is part of; a
+  /// parameter that it follows (optimizer state: its name has the parameter's, with or without the
+  /// family's prefix, between borders of components: "exp_avg.<parameter>",
+  /// "state.<parameter>.step"; same shape: same cut; one element: not cut; of a parameter of one
+  /// element: as other state of its kind; in all cases the parameter's stage and expert; a float32
+  /// tensor of the very name that another file has in lower precision is such state too); nothing,
+  /// but it has one element: replicated; nothing (`uncovered`: cannot be cut).
   static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                             std::vector<TensorInfo> tensors);
 
@@ -150,8 +154,6 @@ class Model {
     Result<std::vector<Held>> of(const StateCoords& state) const;
 
    private:
-    static constexpr uint32_t kAlone = UINT32_MAX;
-    void find_alike();
     Result<std::optional<SharedPart>> part_of(uint32_t tensor, const StateCoords& state) const;
 
     const Model& model_;
@@ -160,9 +162,8 @@ class Model {
     std::vector<std::vector<uint32_t>> of_stage_;    // those of all its expert ranks
     std::vector<std::vector<uint32_t>> of_experts_;  // by stage, then ep rank
     bool all_ = false;                               // each state is asked about each tensor
-    std::vector<uint32_t> alike_;  // by tensor: equal where a state's parts of both are; or kAlone
     mutable Mutex mutex_;
-    /// By number in alike_ and the coordinates that count; those of some numbers are equal.
+    /// By the tensor's kind and the coordinates that count; those of some kinds are equal.
     mutable std::unordered_map<uint64_t, SharedPart> parts_ PTC_GUARDED_BY(mutex_);
     mutable DistinctParts distinct_ PTC_GUARDED_BY(mutex_);
   };
@@ -184,7 +185,9 @@ class Model {
     NameMatch name;              // layer_begin and layer_end point into this tensor's own name
     bool one_element = false;    // of optimizer state, or bound to nothing: not cut
     bool scales = false;         // holds the block scales of `follows`
-    bool tied_copy = false;      // also on the last stage
+    const QuantisedPart* part_of = nullptr;  // of a quantised weight that `rule` is for
+    uint32_t weight = kNone;                 // in weights_, also of one that is stored as a whole
+    bool tied_copy = false;                  // also on the last stage
     size_t tied_begin = 0;  // of a tied copy: its parameter's name without the family's prefix,
     size_t tied_end = 0;    // in this tensor's own
   };
@@ -193,8 +196,25 @@ class Model {
     std::string missing_fact;  // the fact without which cut is not known
   };
   static bool needs_rules(const LayoutSpec& spec);
+  std::optional<uint32_t> own_axis(uint32_t tensor) const;
+  bool may_be_for_all(uint32_t tensor, uint32_t axis) const;
+  std::optional<uint32_t> tp_axis(uint32_t tensor) const;
+  uint64_t weight_extent(uint32_t tensor) const;
+  Result<> cut_quantised(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  std::string tp_that_would_do(uint32_t tensor) const;
+  /// By its name, or all of a layer's in one.
+  static bool is_experts(const Bound& bound) {
+    return bound.name.expert || (bound.rule != nullptr && bound.rule->expert_axis);
+  }
+  /// Among how many ranks tp, or the etp of experts, cuts the tensor.
+  uint32_t tp_ranks(uint32_t tensor, const ParallelConfig& sizes) const {
+    return is_experts(bound_[tensor]) ? sizes.expert_tp() : sizes.tp;
+  }
+  uint32_t tp_rank(uint32_t tensor, const ParallelConfig& sizes, const StateCoords& state) const {
+    return sizes.etp != 0 && is_experts(bound_[tensor]) ? state.etp : state.tp;
+  }
   bool covered(const Bound& bound) const { return bound.rule != nullptr || bound.one_element; }
-  Result<AxisSlice> tp_slice(uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  Result<AxisSlice> tp_slice(uint32_t tensor, uint64_t extent, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> check_whole_bytes(uint32_t tensor, const SubTensor& part) const;
@@ -204,12 +224,17 @@ class Model {
   Result<std::optional<SubTensor>> slice_unnamed(uint32_t tensor, const LayoutSpec& spec,
                                                  const StateCoords& state) const;
   Error uncovered_error() const;
+  /// Of whole tensors: after their shapes change, again.
+  void find_kinds();
 
   std::shared_ptr<const RuleSet> rules_;
   RuleSet::Facts facts_;
   std::vector<TensorInfo> tensors_;
-  std::vector<Bound> bound_;  // by tensor
+  std::vector<Bound> bound_;                    // by tensor
+  std::vector<std::vector<uint32_t>> weights_;  // quantised ones: their tensors
   std::shared_ptr<const std::vector<RuleCut>> cuts_;
+  std::vector<uint32_t> kind_;           // by tensor: of one kind are those that are cut alike
+  std::vector<uint32_t> first_of_kind_;  // the first tensor of each
   uint32_t layers_ = 0;
   uint32_t experts_ = 0;  // per-expert tensors: number of experts
 };

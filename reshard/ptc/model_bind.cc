@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace ptc {
@@ -75,6 +76,14 @@ uint32_t Model::Binder::cut_of_rule(const Rule& rule) {
   cut.pad_single_rank = rule.cut->pad_single_rank;
   for (const CutPart& part : rule.cut->parts) {
     ResolvedCut::Part resolved;
+    const bool there = std::all_of(part.when.begin(), part.when.end(), [&](const auto& fact) {
+      return facts.number(fact.first, 0) == fact.second;
+    });
+    if (!there) {
+      resolved.size = 0;
+      cut.parts.push_back(resolved);
+      continue;
+    }
     resolved.size = facts.number(part.size, 0).value_or(0);
     if (part.heads) resolved.heads = facts.number(*part.heads, 1).value_or(0);
     resolved.share = part.share;
@@ -117,6 +126,7 @@ Result<> Model::Binder::bind() {
   for (uint32_t tensor = 0; tensor < count; ++tensor) {
     if (!model_.bound_[tensor].rule) bind_scales(tensor);
   }
+  bind_quantised();
   for (uint32_t tensor = 0; tensor < count; ++tensor) {
     Bound& bound = model_.bound_[tensor];
     if (!bound.rule) bind_to_parameter(tensor);
@@ -125,6 +135,7 @@ Result<> Model::Binder::bind() {
   settle_one_element();
   count_layers_and_experts();
   model_.cuts_ = std::make_shared<const std::vector<RuleCut>>(std::move(cuts_));
+  model_.find_kinds();
   return ok();
 }
 
@@ -139,13 +150,113 @@ void Model::Binder::bind_to_rules() {
     const auto match = masters_[tensor] ? std::nullopt : finder.find(name);
     if (!match) continue;
     Bound& bound = model_.bound_[tensor];
-    bound.rule = match->rule;
-    bound.cut = cut_of_rule(*match->rule);
-    bound.name = match->name;
     bound.tied_copy = std::find(tied.begin(), tied.end(), match->rule) != tied.end();
-    bound.tied_begin = match->prefix_length;
-    bound.tied_end = name.size();
-    parameters_.add(name, match->prefix_length, tensor);
+    if (match->part_of != nullptr) {
+      quantised_.emplace_back(tensor, *match);
+      continue;
+    }
+    bind_to_rule(tensor, *match);
+  }
+}
+
+void Model::Binder::bind_to_rule(uint32_t tensor, const RuleSet::Match& match) {
+  const std::string& name = model_.tensors_[tensor].name;
+  Bound& bound = model_.bound_[tensor];
+  bound.rule = match.rule;
+  bound.cut = cut_of_rule(*match.rule);
+  bound.name = match.name;
+  bound.tied_begin = match.prefix_length;
+  bound.tied_end = name.size();
+  parameters_.add(name, match.prefix_length, tensor);
+}
+
+/// Binds what is part of quantised weights, and finds the tensors of each.
+void Model::Binder::bind_quantised() {
+  std::unordered_map<std::string, uint32_t> number;  // by file and the weight's name
+  for (const auto& [tensor, match] : quantised_) {
+    const TensorInfo& info = model_.tensors_[tensor];
+    if (model_.bound_[tensor].rule) continue;  // block scales
+    const std::string name = RuleSet::weight_of(info.name, *match.part_of);
+    auto stored = parameters_.exact(name);
+    if (stored && model_.tensors_[*stored].file != info.file) stored.reset();
+    // Elements packed under the weight's own name, in an order that it does not say.
+    if (stored && model_.tensors_[*stored].dtype == DType::kI32) continue;
+    if (!fits_weight(tensor, match, stored)) continue;
+    bind_to_rule(tensor, match);
+    auto [known, is_new] =
+        number.try_emplace(info.file + '\0' + name, static_cast<uint32_t>(model_.weights_.size()));
+    if (is_new) {
+      model_.weights_.emplace_back();
+      if (stored) {
+        model_.weights_.back().push_back(*stored);
+        model_.bound_[*stored].weight = known->second;
+      }
+    }
+    model_.weights_[known->second].push_back(tensor);
+    model_.bound_[tensor].part_of = match.part_of;
+    model_.bound_[tensor].weight = known->second;
+  }
+  forget_other_orders();
+  keep_groups_whole();
+}
+
+/// Names alone do not tell [in, out] from [out, in] (AWQ's "gemv", BitBLAS). There what belongs to
+/// groups of inputs is as long on the first axis as the weight's words.
+void Model::Binder::forget_other_orders() {
+  for (const std::vector<uint32_t>& tensors : model_.weights_) {
+    uint64_t words = 0, groups = 0;
+    bool ordered = false;
+    for (const uint32_t tensor : tensors) {
+      const QuantisedPart* part = model_.bound_[tensor].part_of;
+      if (part == nullptr) continue;
+      ordered = ordered || part->order;
+      if (part->axes != QuantisedPart::Axes::kInOut) continue;
+      uint64_t& longest = part->groups ? groups : words;
+      longest = std::max(longest, model_.tensors_[tensor].shape[0]);
+    }
+    if (ordered || words != groups || words <= 1) continue;
+    for (const uint32_t tensor : tensors)
+      if (model_.bound_[tensor].part_of != nullptr) model_.bound_[tensor] = {};
+  }
+}
+
+/// Whether the tensor has the shape of such a part, of the weight that is `stored` as a tensor too.
+bool Model::Binder::fits_weight(uint32_t tensor, const RuleSet::Match& match,
+                                std::optional<uint32_t> stored) const {
+  const size_t axes = model_.tensors_[tensor].shape.size();
+  const bool stacked = match.rule->expert_axis.has_value();
+  const bool of_experts = stacked && *match.rule->expert_axis == 0 && axes == 1;
+  switch (match.part_of->axes) {
+    case QuantisedPart::Axes::kWeight:
+      if (one_element_[tensor] || of_experts || (axes == 1 && !stacked)) return true;
+      return axes == (stored ? model_.tensors_[*stored].shape.size() : stacked ? 3 : 2);
+    case QuantisedPart::Axes::kInOut:
+      return axes == 2 && !stacked;
+    case QuantisedPart::Axes::kIn:
+      return axes == 1 && !stacked;
+    case QuantisedPart::Axes::kOne:
+      return one_element_[tensor] || of_experts;
+    case QuantisedPart::Axes::kWhole:
+      return true;
+  }
+  return false;
+}
+
+/// Groups of inputs in another order than theirs: a rank's inputs may be of any group.
+void Model::Binder::keep_groups_whole() {
+  const auto known = model_.facts_.numbers.find("act_order");
+  if (known != model_.facts_.numbers.end() && known->second == 0) return;
+  for (const std::vector<uint32_t>& tensors : model_.weights_) {
+    const bool ordered = std::any_of(tensors.begin(), tensors.end(), [&](uint32_t tensor) {
+      const QuantisedPart* part = model_.bound_[tensor].part_of;
+      return part != nullptr && part->order;
+    });
+    for (const uint32_t tensor : tensors) {
+      Bound& bound = model_.bound_[tensor];
+      const Rule& rule = *bound.rule;
+      if (!ordered || !rule.cut || bound.part_of == nullptr || !bound.part_of->groups) continue;
+      if (rule.cut->axis == (rule.inputs_first ? 0 : 1)) bound.cut = kNone;
+    }
   }
 }
 
@@ -238,6 +349,44 @@ void Model::Binder::count_layers_and_experts() {
   const uint32_t layers_fact = fact("layers");
   model_.layers_ = layers_fact > 0 ? layers_fact : layers;
   model_.experts_ = std::max(experts, fact("experts"));
+}
+
+/// By all that slice() and check() look at but the name, by which a tensor is on a stage and a
+/// rank's expert.
+void Model::find_kinds() {
+  kind_.clear();
+  first_of_kind_.clear();
+  std::unordered_map<std::string, uint32_t> kinds;
+  std::string facts;
+  const auto add = [&](uint64_t fact) {
+    facts.append(reinterpret_cast<const char*>(&fact), sizeof fact);
+  };
+  kind_.reserve(tensors_.size());
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const Bound& bound = bound_[tensor];
+    facts.clear();
+    add(reinterpret_cast<uintptr_t>(bound.rule));
+    add(reinterpret_cast<uintptr_t>(bound.part_of));
+    if (bound.part_of != nullptr) {
+      add(weight_extent(tensor));
+      add(tp_axis(tensor).has_value());
+    }
+    add(bound.one_element | is_parameter(tensor) << 1 | bound.scales << 2 |
+        tensors_[tensor].whole_on_dp << 3 | bound.name.expert.has_value() << 4);
+    for (const uint32_t one : {tensor, bound.scales ? bound.follows : tensor}) {
+      const TensorInfo& info = tensors_[one];
+      for (const uint64_t fact :
+           {uint64_t{dtype_bits(info.dtype)}, uint64_t{info.vocab_multiple},
+            uint64_t{info.pad_single_rank}, uint64_t{bound_[one].cut}, uint64_t{info.shape.size()}})
+        add(fact);
+      for (const uint64_t extent : info.shape) add(extent);
+      if (!bound.scales) break;
+    }
+    const auto [kind, is_new] =
+        kinds.try_emplace(facts, static_cast<uint32_t>(first_of_kind_.size()));
+    if (is_new) first_of_kind_.push_back(tensor);
+    kind_.push_back(kind->second);
+  }
 }
 
 }  // namespace ptc

@@ -23,7 +23,13 @@ class Model::Binder {
 
  private:
   void bind_to_rules();
+  void bind_to_rule(uint32_t tensor, const RuleSet::Match& match);
   void bind_scales(uint32_t tensor);
+  void bind_quantised();
+  bool fits_weight(uint32_t tensor, const RuleSet::Match& match,
+                   std::optional<uint32_t> stored) const;
+  void forget_other_orders();
+  void keep_groups_whole();
   void bind_to_parameter(uint32_t tensor);
   void settle_one_element();
   std::string kind_of(uint32_t tensor) const;
@@ -33,8 +39,9 @@ class Model::Binder {
 
   Model& model_;
   ParameterNames parameters_;
-  std::vector<bool> masters_;      // by tensor
-  std::vector<bool> one_element_;  // by tensor
+  std::vector<std::pair<uint32_t, RuleSet::Match>> quantised_;  // tensors that are to be bound
+  std::vector<bool> masters_;                                   // by tensor
+  std::vector<bool> one_element_;                               // by tensor
   struct Stretch {
     size_t begin = 0, length = 0;
   };

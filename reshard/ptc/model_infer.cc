@@ -22,7 +22,8 @@ namespace ptc {
 namespace {
 
 std::string state_text(const LayoutSpec& spec, const StateCoords& state) {
-  return fmt::format("tp rank {}, pp rank {}, ep rank {}{}", state.tp, state.pp, state.ep,
+  return fmt::format("tp rank {}, pp rank {}, ep rank {}{}{}", state.tp, state.pp, state.ep,
+                     spec.sizes.etp != 0 ? fmt::format(", etp rank {}", state.etp) : "",
                      spec.dp_parts() > 1 ? fmt::format(", dp rank {}", state.dp) : "");
 }
 
@@ -58,9 +59,10 @@ class Model::Inference {
     PTC_TRY(find_stage_offsets(*rules, facts));
     PTC_TRY(collect());
     find_whole_on_dp();
-    undo_dp_cut(*rules, spec_.optimizer, spec_.sizes.dp, dp_rows_, said_, tensors_);
+    undo_dp_cut(*rules, spec_.optimizer, spec_.dp_parts(), dp_rows_, said_, tensors_);
     PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
     PTC_TRY(widen());
+    model_.find_kinds();
     PTC_TRY(model_.check(spec_));
     PTC_TRY(find_cut_otherwise());
     PTC_TRY(compare());
@@ -110,7 +112,9 @@ class Model::Inference {
   Result<> check_said(const WrittenRank& rank, const WrittenTensor& tensor, uint32_t index) const;
   void find_whole_on_dp();
   Result<> widen();
-  Result<uint64_t> widen_axis(uint32_t tensor);
+  Result<uint64_t> widen_axis(uint32_t tensor, uint32_t axis);
+  std::optional<uint32_t> axis_to_widen(uint32_t tensor) const;
+  bool is_one_for_all(uint32_t tensor, uint32_t axis) const;
   Result<> find_cut_otherwise();
   bool is_cut_otherwise(uint32_t tensor) const {
     return said_[tensor] && cut_otherwise_.contains(model_.tensors_[tensor].file);
@@ -130,6 +134,7 @@ class Model::Inference {
   std::vector<TensorInfo> tensors_;             // with local shapes
   std::vector<uint64_t> dp_rows_;               // by tensor: rows on all dp ranks together
   std::vector<bool> said_;                      // by tensor: its shape is that of the whole
+  std::vector<uint64_t> local_extents_;         // by tensor: of its quantised weight on a tp rank
   std::vector<Writer> first_writer_;            // by tensor
   std::vector<uint32_t> last_rank_;             // by tensor: position in ranks_ that wrote it last
   std::unordered_map<std::string, uint32_t> index_of_;  // by file and name
@@ -142,7 +147,7 @@ Result<> Model::Inference::check_ranks(const RuleSet::Facts& facts) {
   const ParallelConfig& sizes = spec_.sizes;
   // ZeRO-1 may leave dp ranks without any state of their own; compare() knows.
   const bool all_dp = spec_.optimizer == OptimizerCut::kFsdp;
-  std::vector<bool> seen(all_dp ? state_count(spec_) : sizes.tp * sizes.ep * sizes.pp);
+  std::vector<bool> seen(all_dp ? state_count(spec_) : sizes.different_ranks() * sizes.pp);
   for (const WrittenRank& rank : ranks_) {
     const RankCoords& at = rank.coords;
     if (at.tp >= sizes.tp || at.pp >= sizes.pp || at.ep >= sizes.ep || at.dp >= sizes.dp ||
@@ -180,14 +185,12 @@ bool Model::Inference::has_nothing(uint32_t stage, const RuleSet::Facts& facts) 
 }
 
 Error Model::Inference::wrote_nothing(const StateCoords& state) const {
-  const uint64_t rank = spec_.order.global_rank(
-      spec_.sizes, {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep});
   return invalid_argument(
       "rank {} ({}) of layout {} wrote nothing, nor did any replica of it; if it was saved under "
       "another layout, put a "
       "layout.json beside rank/ that says which; if the rank holds no tensors, save a file without "
       "tensors there",
-      rank, state_text(spec_, state), spec_.name());
+      rank_of(spec_, state), state_text(spec_, state), spec_.name());
 }
 
 bool Model::Inference::any_is_local() const {
@@ -453,7 +456,7 @@ Result<> Model::Inference::check_said(const WrittenRank& rank, const WrittenTens
 
 /// FSDP leaves buffers whole, and cuts all else.
 void Model::Inference::find_whole_on_dp() {
-  if (spec_.optimizer != OptimizerCut::kFsdp || spec_.sizes.dp == 1) return;
+  if (spec_.optimizer != OptimizerCut::kFsdp || spec_.dp_parts() == 1) return;
   std::vector<bool> cut(tensors_.size()), was_whole(tensors_.size());
   std::unordered_set<std::string_view> files;  // of which something is cut
   for (uint32_t rank : order_) {
@@ -473,17 +476,22 @@ void Model::Inference::find_whole_on_dp() {
 }
 
 /// The global length of the axis that tp cuts; for a vocabulary also finds its padding.
-Result<uint64_t> Model::Inference::widen_axis(uint32_t tensor) {
+Result<uint64_t> Model::Inference::widen_axis(uint32_t tensor, uint32_t axis) {
   const Bound& bound = model_.bound_[tensor];
   const RuleCut& rule_cut = (*model_.cuts_)[bound.cut];
   TensorInfo& info = model_.tensors_[tensor];
-  const uint64_t local = info.shape[bound.rule->cut->axis];
+  const uint64_t local = info.shape[axis];
   if (!rule_cut.cut) return local;  // with tp > 1, check() will say what is missing
   ResolvedCut cut = *rule_cut.cut;
   const auto vocab = model_.facts_.numbers.find("vocab");
-  PTC_TRY(const uint64_t extent,
-          global_extent(cut, local, spec_.sizes.tp,
-                        vocab == model_.facts_.numbers.end() ? 0 : vocab->second));
+  // Of a vocabulary that words keep the padding is in rows.
+  AxisUnit unit;
+  if (bound.part_of != nullptr && cut.vocab_multiple > 0)
+    unit = unit_of(local_extents_[tensor], local).value_or(AxisUnit());
+  PTC_TRY(uint64_t extent, global_extent(cut, local / unit.kept * unit.elements,
+                                         model_.tp_ranks(tensor, spec_.sizes),
+                                         vocab == model_.facts_.numbers.end() ? 0 : vocab->second));
+  extent = (extent + unit.elements - 1) / unit.elements * unit.kept;
   if (cut.vocab_multiple != rule_cut.cut->vocab_multiple ||
       cut.pad_single_rank != rule_cut.cut->pad_single_rank) {
     info.vocab_multiple = cut.vocab_multiple;
@@ -492,27 +500,69 @@ Result<uint64_t> Model::Inference::widen_axis(uint32_t tensor) {
   return extent;
 }
 
+/// One element on an axis is a scale of all inputs, or of the group that a rank has of them.
+bool Model::Inference::is_one_for_all(uint32_t tensor, uint32_t axis) const {
+  if (!model_.may_be_for_all(tensor, axis)) return false;
+  const auto fact = [&](std::string_view name, uint64_t without) {
+    const auto found = model_.facts_.numbers.find(name);
+    return found == model_.facts_.numbers.end() ? without : std::max<uint64_t>(found->second, 1);
+  };
+  uint64_t inputs = local_extents_[tensor];
+  for (const uint32_t each : model_.weights_[model_.bound_[tensor].weight]) {
+    const Bound& bound = model_.bound_[each];
+    const auto own = model_.own_axis(each);
+    if (!own || model_.tensors_[each].shape[*own] != inputs) continue;
+    if (bound.part_of != nullptr &&
+        (bound.part_of->axes != QuantisedPart::Axes::kWeight || bound.part_of->groups))
+      continue;
+    const DType dtype = model_.tensors_[each].dtype;  // words, or pairs of 4 bits
+    if (dtype == DType::kI32) inputs *= std::max<uint64_t>(32 / fact("weight_bits", 4), 1);
+    if (dtype == DType::kU8) inputs *= 2;
+    break;
+  }
+  return inputs < fact("group_size", UINT64_MAX);
+}
+
+std::optional<uint32_t> Model::Inference::axis_to_widen(uint32_t tensor) const {
+  const auto axis = model_.own_axis(tensor);
+  if (!axis || *axis >= model_.tensors_[tensor].shape.size() || is_one_for_all(tensor, *axis))
+    return std::nullopt;
+  return axis;
+}
+
 /// Turns the local shapes into global ones.
 Result<> Model::Inference::widen() {
+  local_extents_.resize(model_.tensors_.size());
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor)
+    if (model_.bound_[tensor].part_of != nullptr)
+      local_extents_[tensor] = model_.weight_extent(tensor);
+  std::vector<std::optional<uint32_t>> axes(model_.tensors_.size());
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor)
+    if (model_.bound_[tensor].rule) axes[tensor] = axis_to_widen(tensor);
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const Bound& bound = model_.bound_[tensor];
     if (!bound.rule || bound.one_element || said_[tensor]) continue;
     Shape& shape = model_.tensors_[tensor].shape;
     const auto& expert_axis = bound.rule->expert_axis;
-    if (expert_axis && *expert_axis < shape.size()) {
+    const auto experts = model_.facts_.numbers.find("experts");
+    const bool one_for_all =
+        bound.part_of != nullptr && expert_axis && *expert_axis < shape.size() &&
+        shape[*expert_axis] == 1 &&
+        (experts == model_.facts_.numbers.end() || experts->second != spec_.sizes.ep);
+    if (expert_axis && *expert_axis < shape.size() && !one_for_all) {
       if (shape[*expert_axis] > (uint64_t{1} << 40)) {
         return invalid_argument("{}: axis {} is too long", model_.tensors_[tensor].name,
                                 *expert_axis);
       }
       shape[*expert_axis] *= spec_.sizes.ep;
     }
-    if (bound.cut == kNone || bound.rule->cut->axis >= shape.size()) continue;
-    auto extent = widen_axis(tensor);
+    if (!axes[tensor]) continue;
+    auto extent = widen_axis(tensor, *axes[tensor]);
     if (!extent) {
       const Writer& writer = first_writer_[tensor];
       return std::move(extent).error().with_context(place(ranks_[writer.rank], written(writer)));
     }
-    shape[bound.rule->cut->axis] = extent.value();
+    shape[*axes[tensor]] = extent.value();
     auto elements = num_elements(shape);
     if (!elements) return std::move(elements).error().with_context(model_.tensors_[tensor].name);
   }

@@ -155,7 +155,9 @@ class NamePattern::Matcher {
   }
 
   bool follows(size_t t, size_t at, std::string_view word) {
-    return name_.substr(at).starts_with(word) && can(t + 1, at + word.size());
+    // What comes behind can match at few places: that is asked first.
+    return word.size() <= name_.size() - at && can(t + 1, at + word.size()) &&
+           name_.substr(at).starts_with(word);
   }
 
   /// The end of the longest number at `at` behind which the rest can match; 0: none.

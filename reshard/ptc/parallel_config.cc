@@ -1,6 +1,6 @@
 #include "reshard/ptc/parallel_config.h"
 
-#include <optional>
+#include <numeric>
 
 #include "store/base/json.h"
 
@@ -16,7 +16,21 @@ Error bad_order(std::string_view text) {
       quoted(text));
 }
 
+/// With etp, where the order is always Megatron's: which of the ranks of a stage has these; of
+/// those that have the same, the first.
+std::optional<uint32_t> place_with(const ParallelConfig& sizes, uint32_t tp, uint32_t etp,
+                                   uint32_t ep) {
+  const uint32_t of_experts = sizes.etp * sizes.ep;
+  for (uint32_t place = etp + sizes.etp * ep; place < sizes.different_ranks(); place += of_experts)
+    if (place % sizes.tp == tp) return place;
+  return std::nullopt;
+}
+
 }  // namespace
+
+uint32_t ParallelConfig::different_ranks() const {
+  return etp == 0 ? tp * ep : std::lcm(tp, etp * ep);
+}
 
 Result<RankOrder> RankOrder::parse(std::string_view text) {
   RankOrder order;
@@ -74,6 +88,17 @@ uint32_t RankOrder::size_of(const ParallelConfig& sizes, Dim dim) {
 
 RankCoords RankOrder::coords(const ParallelConfig& sizes, uint64_t global_rank) const {
   RankCoords result;
+  if (sizes.etp != 0) {
+    const uint64_t of_stage = sizes.world_size() / sizes.pp;
+    const auto place = static_cast<uint32_t>(global_rank % of_stage);
+    const uint32_t replica = place / sizes.different_ranks();
+    return {.tp = place % sizes.tp,
+            .pp = static_cast<uint32_t>(global_rank / of_stage),
+            .dp = replica / sizes.cp,
+            .ep = place / sizes.etp % sizes.ep,
+            .cp = replica % sizes.cp,
+            .etp = place % sizes.etp};
+  }
   for (Dim dim : fastest_first_) {
     const uint32_t size = size_of(sizes, dim);
     of(result, dim) = static_cast<uint32_t>(global_rank % size);
@@ -82,7 +107,24 @@ RankCoords RankOrder::coords(const ParallelConfig& sizes, uint64_t global_rank) 
   return result;
 }
 
+std::optional<uint64_t> RankOrder::rank_at(const ParallelConfig& sizes,
+                                           const RankCoords& coords) const {
+  if (coords.tp >= sizes.tp || coords.pp >= sizes.pp || coords.dp >= sizes.dp ||
+      coords.ep >= sizes.ep || coords.cp >= sizes.cp)
+    return std::nullopt;
+  if (sizes.etp == 0) return global_rank(sizes, coords);
+  const auto place =
+      coords.etp < sizes.etp ? place_with(sizes, coords.tp, coords.etp, coords.ep) : std::nullopt;
+  if (!place) return std::nullopt;
+  const uint64_t of_stage = sizes.world_size() / sizes.pp;
+  const uint64_t replica = coords.cp + uint64_t{sizes.cp} * coords.dp;
+  const uint64_t in_stage = *place + replica * sizes.different_ranks();
+  if (in_stage >= of_stage) return std::nullopt;
+  return in_stage + of_stage * coords.pp;
+}
+
 uint64_t RankOrder::global_rank(const ParallelConfig& sizes, const RankCoords& coords) const {
+  if (sizes.etp != 0) return rank_at(sizes, coords).value_or(0);
   RankCoords copy = coords;
   uint64_t rank = 0;
   uint64_t stride = 1;

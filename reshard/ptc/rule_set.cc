@@ -71,6 +71,18 @@ const Builtins& parsed_builtins() {
   return all;
 }
 
+/// "text_config.num_attention_heads": within the object of that name.
+const json::value* value_at(const json::object& config, std::string_view key) {
+  const json::object* object = &config;
+  for (size_t dot = key.find('.'); dot != std::string_view::npos; dot = key.find('.')) {
+    const json::value* inner = object->if_contains(key.substr(0, dot));
+    if (!inner || !inner->is_object()) return nullptr;
+    object = &inner->get_object();
+    key.remove_prefix(dot + 1);
+  }
+  return object->if_contains(key);
+}
+
 std::optional<uint64_t> fact_value(const json::value& value) {
   if (value.is_bool()) return value.get_bool() ? 1 : 0;
   uint64_t number = UINT64_MAX;
@@ -111,57 +123,92 @@ std::shared_ptr<const RuleSet> RuleSet::none() {
   return rules;
 }
 
+namespace {
+
+std::shared_ptr<const RuleSet> builtin_of_type(std::string_view model_type) {
+  for (const auto& rules : parsed_builtins()) {
+    if (!rules) continue;
+    const auto& types = rules.value()->model_types();
+    if (std::find(types.begin(), types.end(), model_type) != types.end()) return rules.value();
+  }
+  return nullptr;
+}
+
+/// One name of each kind: they differ in more than numbers.
+std::vector<std::string_view> one_of_each_kind(const std::vector<std::string>& names) {
+  std::unordered_set<std::string> kinds;
+  std::vector<std::string_view> chosen;
+  std::string key;
+  for (const std::string& name : names) {
+    without_numbers(name, key);
+    if (kinds.insert(key).second) chosen.push_back(name);
+  }
+  return chosen;
+}
+
+}  // namespace
+
+/// How many of the names the rules know, and which share of the rules these are.
+struct RuleSet::Knowledge {
+  size_t names = 0;
+  double share = 0;
+  bool layers = false;  // of some name
+  bool certain = true;  // none is known by a rule that needs the model's type
+};
+
+RuleSet::Knowledge RuleSet::knowledge_of(const std::vector<std::string_view>& names) const {
+  Knowledge known;
+  const auto is_there = [&](const NamePattern& pattern) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](std::string_view name) { return matches(pattern, name); });
+  };
+  if (!known_by_.empty() && std::none_of(known_by_.begin(), known_by_.end(), is_there))
+    return known;
+  RuleFinder finder(*this);
+  std::unordered_set<const Rule*> used;
+  for (std::string_view name : names) {
+    const auto match = finder.find(name);
+    if (!match) continue;
+    ++known.names;
+    used.insert(match->rule);
+    known.layers |= match->name.layer.has_value();
+    known.certain &= !match->rule->needs_type;
+  }
+  known.share = static_cast<double>(used.size()) / static_cast<double>(written_rules_);
+  return known;
+}
+
+/// Names of optimizer state have a parameter's between dots.
+bool RuleSet::has_parameter_in(std::string_view name) const {
+  for (size_t begin = 0; begin != std::string_view::npos; begin = name.find('.', begin + 1)) {
+    const std::string_view rest = name.substr(begin == 0 ? 0 : begin + 1);
+    if (find(rest) || find(rest.substr(0, rest.rfind('.')))) return true;
+  }
+  return false;
+}
+
 std::shared_ptr<const RuleSet> RuleSet::choose(std::optional<std::string_view> model_type,
                                                const std::vector<std::string>& tensor_names) {
   if (model_type) {
-    for (const auto& rules : parsed_builtins()) {
-      if (!rules) continue;
-      const auto& types = rules.value()->model_types();
-      if (std::find(types.begin(), types.end(), *model_type) != types.end()) return rules.value();
-    }
-    return nullptr;
+    if (auto rules = builtin_of_type(*model_type)) return rules;
   }
-  std::unordered_set<std::string> kinds;
-  std::vector<std::string_view> names;  // one of each kind
-  std::string key;
-  for (const std::string& name : tensor_names) {
-    without_numbers(name, key);
-    if (kinds.insert(key).second) names.push_back(name);
-  }
+  const std::vector<std::string_view> names = one_of_each_kind(tensor_names);
   std::shared_ptr<const RuleSet> best;
-  size_t best_covered = 0;
-  double best_share = 0;
+  Knowledge most;
   for (const auto& parsed : parsed_builtins()) {
     if (!parsed) continue;
-    const RuleSet& rules = *parsed.value();
-    const auto is_known = [&](const NamePattern& pattern) {
-      return std::any_of(names.begin(), names.end(),
-                         [&](std::string_view name) { return rules.matches(pattern, name); });
-    };
-    if (!rules.known_by_.empty() &&
-        std::none_of(rules.known_by_.begin(), rules.known_by_.end(), is_known))
+    const Knowledge known = parsed.value()->knowledge_of(names);
+    if (!known.layers || known.names < most.names ||
+        (known.names == most.names && known.share <= most.share))
       continue;
-    RuleFinder finder(rules);
-    std::unordered_set<const Rule*> used;
-    size_t covered = 0;
-    bool layers = false;
-    for (std::string_view name : names) {
-      const auto match = finder.find(name);
-      if (!match) continue;
-      ++covered;
-      used.insert(match->rule);
-      layers |= match->name.layer.has_value();
-    }
-    const double share =
-        static_cast<double>(used.size()) / static_cast<double>(rules.written_rules_);
-    if (!layers || covered < best_covered || (covered == best_covered && share <= best_share)) {
-      continue;
-    }
+    if (model_type && !known.certain) continue;
     best = parsed.value();
-    best_covered = covered;
-    best_share = share;
+    most = known;
   }
-  return best;
+  if (!model_type || best == nullptr) return best;
+  const bool all = std::all_of(names.begin(), names.end(),
+                               [&](std::string_view name) { return best->has_parameter_in(name); });
+  return all ? best : nullptr;
 }
 
 namespace {
@@ -308,6 +355,27 @@ std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& 
   return std::nullopt;
 }
 
+std::string RuleSet::weight_of(std::string_view name, const QuantisedPart& part) {
+  const size_t dot = name.rfind('.');
+  for (const std::string& word : part.names)
+    if (dot != std::string_view::npos && name.substr(dot + 1) == word)
+      return std::string(name.substr(0, dot)) + ".weight";
+  for (const std::string& suffix : part.suffixes)
+    if (name.size() > suffix.size() && name.ends_with(suffix))
+      return std::string(name.substr(0, name.size() - suffix.size()));
+  return {};
+}
+
+/// Makes it the name of the weight; false: it is no such part of one.
+bool RuleSet::take_off_part(PlainName& plain, size_t part) const {
+  if (plain.side != AdapterSide::kNone) return false;
+  std::string weight = weight_of(plain.name, quantised_[part]);
+  if (weight.empty()) return false;
+  plain.storage = std::move(weight);
+  plain.name = plain.storage;
+  return true;
+}
+
 std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const {
   PlainName plain;
   plain_name(tensor_name, plain);
@@ -318,16 +386,38 @@ std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const 
     if (plain.side == AdapterSide::kOut) match->rule = &rules_[adapter_rules_[rule].out];
     return match;
   }
+  for (size_t part = 0; part < quantised_.size(); ++part) {
+    if (weight_of(tensor_name, quantised_[part]).empty()) continue;
+    PlainName weight;
+    plain_name(tensor_name, weight);
+    if (!take_off_part(weight, part)) continue;
+    for (size_t rule = 0; rule < written_rules_; ++rule) {
+      auto match = match_rule(rule, weight);
+      if (!match) continue;
+      match->part_of = &quantised_[part];
+      return match;
+    }
+  }
   return std::nullopt;
 }
 
 bool RuleSet::matches(const NamePattern& pattern, std::string_view tensor_name) const {
+  const auto matches_plain = [&](const PlainName& plain) {
+    return std::any_of(prefixes_.begin(), prefixes_.end(), [&](const std::string& prefix) {
+      return plain.name.starts_with(prefix) &&
+             pattern.match(plain.name.substr(prefix.size())).has_value();
+    });
+  };
   PlainName plain;
   plain_name(tensor_name, plain);
-  return std::any_of(prefixes_.begin(), prefixes_.end(), [&](const std::string& prefix) {
-    return plain.name.starts_with(prefix) &&
-           pattern.match(plain.name.substr(prefix.size())).has_value();
-  });
+  if (matches_plain(plain)) return true;
+  for (size_t part = 0; part < quantised_.size(); ++part) {
+    if (weight_of(tensor_name, quantised_[part]).empty()) continue;
+    PlainName weight;
+    plain_name(tensor_name, weight);
+    if (take_off_part(weight, part) && matches_plain(weight)) return true;
+  }
+  return false;
 }
 
 std::optional<RuleSet::Match> RuleFinder::find(std::string_view tensor_name) {
@@ -335,15 +425,23 @@ std::optional<RuleSet::Match> RuleFinder::find(std::string_view tensor_name) {
     return rules_.find(tensor_name);
   }
   without_numbers(tensor_name, key_);
-  auto [known, is_new] = rule_of_.try_emplace(key_, kNoRule);
+  const auto no_part = static_cast<uint32_t>(rules_.quantised_.size());
+  auto [known, is_new] = rule_of_.try_emplace(key_, Known{kNoRule, no_part});
   if (!is_new) {
-    if (known->second == kNoRule) return std::nullopt;
+    const auto [rule, part] = known->second;
+    if (rule == kNoRule) return std::nullopt;
     RuleSet::PlainName plain;
     rules_.plain_name(tensor_name, plain);
-    return rules_.match_rule(known->second, plain);
+    if (part != no_part) rules_.take_off_part(plain, part);
+    auto match = rules_.match_rule(rule, plain);
+    if (match && part != no_part) match->part_of = &rules_.quantised_[part];
+    return match;
   }
   auto match = rules_.find(tensor_name);
-  if (match) known->second = static_cast<uint32_t>(match->rule - rules_.rules_.data());
+  if (!match) return match;
+  known->second.rule = static_cast<uint32_t>(match->rule - rules_.rules_.data());
+  if (match->part_of != nullptr)
+    known->second.part = static_cast<uint32_t>(match->part_of - rules_.quantised_.data());
   return match;
 }
 
@@ -357,15 +455,24 @@ Result<RuleSet::Facts> RuleSet::facts(std::string_view config_text) const {
     const json::object& config = parsed.value().get_object();
     for (const auto& [fact, keys] : fact_keys_) {
       for (const std::string& key : keys) {
-        const json::value* value = config.if_contains(key);
+        const json::value* value = value_at(config, key);
         const auto number = value ? fact_value(*value) : std::nullopt;
         if (!number) continue;
         facts.numbers[fact] = *number;
         break;
       }
     }
-    const json::value* tied = tied_key_.empty() ? nullptr : config.if_contains(tied_key_);
-    if (tied && tied->is_bool()) facts.tied = tied->get_bool();
+    const json::value* type = config.if_contains("model_type");
+    if (type && type->is_string() &&
+        std::find(tied_types_.begin(), tied_types_.end(), std::string_view(type->get_string())) !=
+            tied_types_.end())
+      facts.tied = true;
+    for (const std::string& key : tied_keys_) {
+      const json::value* tied = value_at(config, key);
+      if (!tied || !tied->is_bool()) continue;
+      facts.tied = tied->get_bool();
+      break;
+    }
   }
   for (const auto& [fact, number] : fixed_facts_) facts.numbers[fact] = number;
   return facts;

@@ -27,6 +27,8 @@ struct CutPart {
   std::optional<RuleNumber> heads;  // indivisible units in this part; absent: its elements
   bool share = false;               // more ranks than heads: neighbours hold the same head
   bool split = false;               // … each head is cut over its ranks
+  /// There only in models of which these facts have these values.
+  std::vector<std::pair<std::string, uint64_t>> when;
 };
 
 /// How tensor parallelism cuts one axis. No parts: replicated.
@@ -56,7 +58,9 @@ struct Rule {
   std::optional<NamePattern> tied_when;
   bool inputs_first = false;  // a weight stored [in, out]: Conv1D, embeddings
   bool buffer = false;        // no parameter: FSDP does not cut it
-  std::string description;    // one line for people: `ptc rules`
+  /// Other models have such names with another order inside: only where the model's type is known.
+  bool needs_type = false;
+  std::string description;  // one line for people: `ptc rules`
 };
 
 /// Scales of block-wise quantised weights: tensor `P<suffix>` has one element for each block of
@@ -64,6 +68,26 @@ struct Rule {
 struct BlockScales {
   std::string suffix;
   uint64_t block = 0;
+};
+
+/// Tensors that a quantised weight is kept in, in place of `X.weight` or beside it: `X.<name>`, or
+/// `X.weight<suffix>`. Each is cut as the weight is, on its own axis for the one that is cut, and
+/// in proportion: packed words and groups of elements that have one scale are never cut through.
+struct QuantisedPart {
+  enum class Axes {
+    kWeight,  // those of the weight; of one axis only: the weight's outputs
+    kInOut,   // inputs, outputs
+    kIn,      // inputs
+    kOne,     // one element
+    kWhole,   // whole on each rank, whatever its shape
+  };
+  std::vector<std::string> names;     // last components
+  std::vector<std::string> suffixes;  // of the weight's name
+  Axes axes = Axes::kWeight;
+  bool groups = false;  // one element for each group of the weight's inputs
+  /// Says which group each input belongs to: unless the fact `act_order` is 0, what `groups` marks
+  /// is whole where the inputs are cut.
+  bool order = false;
 };
 
 /// Low-rank adapters beside a weight, PEFT's LoRA: tensor `<module>.<in>…` is [rank, in], tensor
@@ -91,10 +115,11 @@ class RuleSet {
   static Result<std::shared_ptr<const RuleSet>> builtin(std::string_view family);
   /// Names of the built-in families, sorted.
   static std::vector<std::string> builtin_families();
-  /// By config.json's model_type if there is one (nullptr where no family knows it), else the
-  /// family that covers most kinds of names (equal but for numbers), of several the one of whose
-  /// rules the largest share matches; nullptr if none matches a name with a layer. A family that is
-  /// `known_by` some names is only one of them where one of these is there.
+  /// By config.json's model_type where a family knows it; else the family that covers most kinds of
+  /// names (equal but for numbers), of several the one of whose rules the largest share matches;
+  /// nullptr if none matches a name with a layer. A family that is `known_by` some names is only
+  /// one of them where one of these is there. Of a model_type that no family knows it must cover
+  /// all names, and none by a rule that needs the type.
   static std::shared_ptr<const RuleSet> choose(std::optional<std::string_view> model_type,
                                                const std::vector<std::string>& tensor_names);
   /// The family "none": no rules. Its models can be stored and read, but not cut.
@@ -112,15 +137,19 @@ class RuleSet {
   struct Match {
     const Rule* rule;
     NameMatch name;
-    size_t prefix_length = 0;  // of the family's prefix in the name
+    size_t prefix_length = 0;                // of the family's prefix in the name
+    const QuantisedPart* part_of = nullptr;  // it is a part of a weight that the rule is for
   };
-  /// The first rule that matches, also behind one of the family's prefixes ("bert."). For many
-  /// names use a RuleFinder.
+  /// The first rule that matches, also behind one of the family's prefixes ("bert."). Where none
+  /// does, that of the weight of which the tensor is a quantised part. For many names use a
+  /// RuleFinder.
   std::optional<Match> find(std::string_view tensor_name) const;
   /// These names without wrappers: leading ones where all have one, and where no two become the
   /// same; else as they are.
   std::vector<std::string> without_wrappers(std::vector<std::string> names) const;
-  /// Whether the pattern matches, also behind one of the prefixes.
+  /// The name of the weight of which a tensor of this name is such a part; empty: of none.
+  static std::string weight_of(std::string_view name, const QuantisedPart& part);
+  /// Whether the pattern matches, also behind one of the prefixes, or a quantised part's weight.
   bool matches(const NamePattern& pattern, std::string_view tensor_name) const;
 
   /// Facts of a model from its config.json (fact → keys tried in turn), under the rule set's own.
@@ -155,8 +184,12 @@ class RuleSet {
   static size_t in_tensor_name(size_t at, const PlainName& plain);
   size_t leading_wrapper(std::string_view name) const;  // its bytes and the dot's; 0: there is none
   void plain_name(std::string_view tensor_name, PlainName& plain) const;
+  struct Knowledge;
+  Knowledge knowledge_of(const std::vector<std::string_view>& names) const;
+  bool has_parameter_in(std::string_view name) const;
   void derive_adapter_rules();
   std::optional<Match> match_rule(size_t rule, const PlainName& plain) const;
+  bool take_off_part(PlainName& plain, size_t part) const;
 
   std::string family_;
   std::string description_;
@@ -173,9 +206,11 @@ class RuleSet {
   std::vector<NamePattern> known_by_;  // empty: by any
   std::map<std::string, std::vector<std::string>> fact_keys_;
   std::map<std::string, uint64_t, std::less<>> fixed_facts_;
-  std::string tied_key_;
+  std::vector<std::string> tied_keys_;
   std::optional<bool> tied_default_;
+  std::vector<std::string> tied_types_;  // model types that are tied unless config.json says not
   std::optional<BlockScales> scales_;
+  std::vector<QuantisedPart> quantised_;
   bool numbers_matter_ = false;  // some pattern names a number, "mlp.0.weight"
   std::string text_;
 };
@@ -189,7 +224,11 @@ class RuleFinder {
 
  private:
   const RuleSet& rules_;
-  std::unordered_map<std::string, uint32_t> rule_of_;  // by name without numbers
+  struct Known {
+    uint32_t rule;
+    uint32_t part;  // in quantised_; its size: none
+  };
+  std::unordered_map<std::string, Known> rule_of_;  // by name without numbers
   std::string key_;
 };
 

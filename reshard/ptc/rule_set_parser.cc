@@ -14,6 +14,7 @@ constexpr uint64_t kMaxMultiple = 1 << 20;
 // Every name of a model may be compared with all patterns behind all prefixes.
 constexpr size_t kMaxPrefixes = 64;
 constexpr size_t kMaxPatterns = 4096;
+constexpr size_t kMaxQuantisedParts = 64;
 constexpr size_t kMaxProduct = 256;  // characters of "kv_heads*head_dim"
 
 using Path = std::vector<std::string>;
@@ -24,23 +25,76 @@ Path operator/(Path path, std::string part) {
 }
 Path operator/(Path path, size_t index) { return std::move(path) / std::to_string(index); }
 
-/// Whether a run of letters and digits of the pattern is digits only: a number written out.
-bool names_number(std::string_view pattern) {
-  bool digit = false;
-  bool other = false;
-  for (size_t i = 0; i <= pattern.size(); ++i) {
-    const char c = i < pattern.size() ? pattern[i] : '.';
-    const bool is_digit = c >= '0' && c <= '9';
-    const bool is_other = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '-';
-    if (!is_digit && !is_other) {
-      if (digit && !other) return true;
-      digit = other = false;
+/// Whether it is not the same to a pattern which number a component of a name is: it writes out
+/// one, as in "mlp.0.weight" and "h.{0,x}" (and not in "w{1,2}"), or how many digits it has,
+/// "*{expert}".
+class NamesNumber {
+ public:
+  bool in(std::string_view pattern) {
+    for (size_t i = 0; i < pattern.size(); ++i) {
+      const char c = pattern[i];
+      if (c == '.') end();
+      else if (is_digit(c)) digit_ = true;
+      else if (c == '{') i += 1 + braces(pattern.substr(i + 1, pattern.find('}', i) - i - 1));
+      else if (c != '*') other_ = true;
+      else if (i == 0 || pattern[i - 1] != '*') ++wild_;
     }
-    digit |= is_digit;
-    other |= is_other;
+    end();
+    return found_;
   }
-  return false;
-}
+
+ private:
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+  static bool is_number(std::string_view text) {  // also none
+    return std::all_of(text.begin(), text.end(), is_digit);
+  }
+  void end() {
+    found_ |= (digit_ || wild_ > 1) && !other_;
+    digit_ = other_ = false;
+    wild_ = 0;
+  }
+
+  size_t braces(std::string_view inside) {
+    if (inside == "layer" || inside == "expert") {
+      ++wild_;
+      return inside.size();
+    }
+    const NamesNumber before = *this;
+    bool digit = false, other = true;
+    int wild = 0;
+    for (size_t begin = 0; begin <= inside.size();) {
+      const size_t end = std::min(inside.find(',', begin), inside.size());
+      NamesNumber one = before;
+      one.word(inside.substr(begin, end - begin));
+      found_ |= one.found_;
+      digit |= one.digit_;
+      wild = std::max(wild, one.wild_);
+      other &= one.other_;  // one that may be a number is enough
+      begin = end + 1;
+    }
+    digit_ = digit;
+    other_ = other;
+    wild_ = wild;
+    return inside.size();
+  }
+  void word(std::string_view text) {
+    for (size_t begin = 0; begin <= text.size();) {
+      const size_t end = std::min(text.find('.', begin), text.size());
+      const std::string_view part = text.substr(begin, end - begin);
+      if (!is_number(part)) other_ = true;
+      else if (!part.empty()) digit_ = true;
+      if (end < text.size()) this->end();
+      begin = end + 1;
+    }
+  }
+
+  bool digit_ = false;  // in the component
+  bool other_ = false;  // and what is in no number
+  int wild_ = 0;        // and what stands for several
+  bool found_ = false;
+};
+
+bool names_number(std::string_view pattern) { return NamesNumber().in(pattern); }
 
 }  // namespace
 
@@ -89,13 +143,15 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(const json::value value, parse_json(text_));
   if (!value.is_object()) return error({}, "a rule set is a JSON object: { … }");
   const json::object& object = value.get_object();
-  PTC_TRY(known_keys(object, {},
-                     {"format", "family", "extends", "description", "model_types", "prefixes",
-                      "known_by", "wrappers", "facts", "tied", "scales", "adapters", "rules"}));
+  PTC_TRY(known_keys(
+      object, {},
+      {"format", "family", "extends", "description", "model_types", "prefixes", "known_by",
+       "wrappers", "facts", "tied", "scales", "quantised", "adapters", "rules"}));
   PTC_TRY(header(object));
   PTC_TRY(facts(object));
   PTC_TRY(tied(object));
   PTC_TRY(scales(object));
+  PTC_TRY(quantised(object));
   PTC_TRY(adapters(object));
   PTC_TRY(wrappers(object));
   PTC_TRY(known_by(object));
@@ -177,7 +233,7 @@ Result<> RuleSetParser::tied(const json::object& object) {
   const json::value* value = object.if_contains("tied");
   if (!value) return ok();
   if (value->is_bool()) {
-    set_->tied_key_.clear();
+    set_->tied_keys_.clear();
     set_->tied_default_ = value->get_bool();
     return ok();
   }
@@ -185,11 +241,21 @@ Result<> RuleSetParser::tied(const json::object& object) {
     return error({"tied"}, "'tied' must be true, false or {\"key\": …, \"default\": …}");
   }
   const json::object& tied = value->get_object();
-  PTC_TRY(known_keys(tied, {"tied"}, {"key", "default"}));
-  PTC_TRY(set_->tied_key_, text_member(tied, "key", {"tied"}));
+  PTC_TRY(known_keys(tied, {"tied"}, {"key", "default", "default_of"}));
+  set_->tied_keys_.clear();
+  if (const json::value* keys = tied.if_contains("key"); keys && keys->is_array()) {
+    PTC_TRY(set_->tied_keys_, texts(*keys, {"tied", "key"}));
+  } else {
+    PTC_TRY(std::string key, text_member(tied, "key", {"tied"}));
+    if (!key.empty()) set_->tied_keys_.push_back(std::move(key));
+  }
   set_->tied_default_.reset();
   if (tied.contains("default")) {
     PTC_TRY(set_->tied_default_, flag(tied, "default", {"tied"}));
+  }
+  set_->tied_types_.clear();
+  if (const json::value* types = tied.if_contains("default_of")) {
+    PTC_TRY(set_->tied_types_, texts(*types, {"tied", "default_of"}));
   }
   return ok();
 }
@@ -206,6 +272,54 @@ Result<> RuleSetParser::scales(const json::object& object) {
   PTC_TRY(const auto block, whole(scales, "block", {"scales"}, 1, kMaxMultiple));
   if (suffix.empty() || !block) return error({"scales"}, "'scales' needs 'suffix' and 'block'");
   set_->scales_ = BlockScales{std::move(suffix), *block};
+  return ok();
+}
+
+Result<> RuleSetParser::quantised(const json::object& object) {
+  const json::value* value = object.if_contains("quantised");
+  if (!value) return ok();
+  if (!value->is_array()) return error({"quantised"}, "'quantised' must be a list of objects");
+  if (value->get_array().size() > kMaxQuantisedParts) {
+    return error({"quantised"},
+                 fmt::format("at most {} kinds of parts are allowed", kMaxQuantisedParts));
+  }
+  set_->quantised_.clear();
+  for (const json::value& item : value->get_array()) {
+    const Path path = Path{"quantised"} / set_->quantised_.size();
+    if (!item.is_object()) return error(path, "a quantised weight's part must be an object");
+    const json::object& members = item.get_object();
+    PTC_TRY(known_keys(members, path, {"names", "suffixes", "axes", "groups", "order"}));
+    QuantisedPart part;
+    for (auto [key, list] :
+         {std::pair{"names", &part.names}, std::pair{"suffixes", &part.suffixes}}) {
+      const json::value* words = members.if_contains(key);
+      if (!words) continue;
+      PTC_TRY(*list, texts(*words, path / key));
+      for (size_t i = 0; i < list->size(); ++i) {
+        if ((*list)[i].empty() || (*list)[i].find('.') != std::string::npos)
+          return error(path / key / i, "this is a component of a name, or its end");
+      }
+    }
+    if (part.names.empty() && part.suffixes.empty())
+      return error(path, "a quantised weight's part needs 'names' or 'suffixes'");
+    PTC_TRY(const std::string axes, text_member(members, "axes", path));
+    using Axes = QuantisedPart::Axes;
+    const std::pair<const char*, Axes> kinds[] = {{"weight", Axes::kWeight},
+                                                  {"in_out", Axes::kInOut},
+                                                  {"in", Axes::kIn},
+                                                  {"one", Axes::kOne},
+                                                  {"whole", Axes::kWhole}};
+    const auto kind = std::find_if(std::begin(kinds), std::end(kinds),
+                                   [&](const auto& each) { return each.first == axes; });
+    if (kind == std::end(kinds)) {
+      return error(path / "axes",
+                   "'axes' must be \"weight\", \"in_out\", \"in\", \"one\" or \"whole\"");
+    }
+    part.axes = kind->second;
+    PTC_TRY(part.groups, flag(members, "groups", path));
+    PTC_TRY(part.order, flag(members, "order", path));
+    set_->quantised_.push_back(std::move(part));
+  }
   return ok();
 }
 
@@ -303,7 +417,7 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(object, path,
                      {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when",
-                      "inputs_first", "buffer", "description"}));
+                      "inputs_first", "buffer", "needs_type", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -338,6 +452,7 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   }
   PTC_TRY(rule.inputs_first, flag(object, "inputs_first", path));
   PTC_TRY(rule.buffer, flag(object, "buffer", path));
+  PTC_TRY(rule.needs_type, flag(object, "needs_type", path));
   PTC_TRY(rule.description, text_member(object, "description", path));
   return rule;
 }
@@ -381,7 +496,7 @@ Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path)
   for (const json::value& item : parts->get_array()) {
     const Path place = path / "parts" / cut.parts.size();
     if (!item.is_object()) return error(place, "a part must be an object");
-    PTC_TRY(known_keys(item.get_object(), place, {"size", "heads", "share", "split"}));
+    PTC_TRY(known_keys(item.get_object(), place, {"size", "heads", "share", "split", "when"}));
     PTC_TRY(CutPart parsed, part(item.get_object(), place));
     cut.parts.push_back(std::move(parsed));
   }
@@ -415,6 +530,14 @@ Result<CutPart> RuleSetParser::part(const json::object& object, const Path& path
   if (part.split && !part.heads) return error(path / "split", "'split' needs 'heads'");
   if (part.share && part.split)
     return error(path / "split", "'share' and 'split' exclude each other");
+  if (const json::value* when = object.if_contains("when")) {
+    if (!when->is_object()) return error(path / "when", "'when' must be an object of facts");
+    for (const auto& [fact, value] : when->get_object()) {
+      PTC_TRY(rule_number(json::value(fact), path / "when" / fact, 0));
+      PTC_TRY(const auto number, whole(when->get_object(), fact, path / "when", 0, kMaxRuleNumber));
+      part.when.emplace_back(fact, number.value_or(0));
+    }
+  }
   return part;
 }
 
@@ -478,7 +601,7 @@ std::string RuleSetParser::merged_text(const json::object& object) const {
   json::object merged = std::move(base.value().as_object());
   merged["family"] = set_->family_;
   for (const char* key : {"description", "model_types", "prefixes", "known_by", "wrappers", "tied",
-                          "scales", "adapters"}) {
+                          "scales", "quantised", "adapters"}) {
     if (const json::value* value = object.if_contains(key)) merged[key] = *value;
   }
   if (const json::value* facts = object.if_contains("facts")) {

@@ -33,6 +33,7 @@ class RuleSetParser {
   Result<> facts(const boost::json::object& object);
   Result<> tied(const boost::json::object& object);
   Result<> scales(const boost::json::object& object);
+  Result<> quantised(const boost::json::object& object);
   Result<> adapters(const boost::json::object& object);
   Result<> wrappers(const boost::json::object& object);
   Result<> known_by(const boost::json::object& object);

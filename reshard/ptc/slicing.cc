@@ -1,6 +1,7 @@
 #include "reshard/ptc/slicing.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 namespace ptc {
@@ -231,6 +232,34 @@ Result<AxisSlice> slice_of_blocks(const AxisSlice& weight, uint64_t weight_exten
                               (segment.extent + block - 1) / block});
   }
   return slice;
+}
+
+std::optional<AxisUnit> unit_of(uint64_t weight_extent, uint64_t extent) {
+  if (extent == 0 || extent > weight_extent) return std::nullopt;
+  constexpr uint64_t kWordBits = 32;
+  const uint64_t words = weight_extent / kWordBits;  // of one bit each
+  if (weight_extent % kWordBits == 0 && extent % words == 0) {
+    const uint64_t bits = extent / words;
+    if (bits < 8 && !std::has_single_bit(bits)) return AxisUnit{kWordBits, bits};
+  }
+  // A group is longer than half the next power of two, however short the last one is.
+  const uint64_t group = std::bit_ceil((weight_extent + extent - 1) / extent);
+  if ((weight_extent + group - 1) / group != extent) return std::nullopt;
+  return AxisUnit{group, 1};
+}
+
+std::optional<AxisSlice> slice_of_units(const AxisSlice& weight, uint64_t weight_extent,
+                                        AxisUnit unit) {
+  auto slice = slice_of_blocks(weight, weight_extent, unit.elements);
+  if (!slice) return std::nullopt;
+  AxisSlice kept = std::move(slice).value();
+  kept.local_extent *= unit.kept;
+  for (AxisSegment& segment : kept.segments) {
+    segment.global_offset *= unit.kept;
+    segment.local_offset *= unit.kept;
+    segment.extent *= unit.kept;
+  }
+  return kept;
 }
 
 void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "reshard/ptc/rule_set.h"
@@ -81,6 +82,21 @@ void cut_flat(SubTensor& part, uint64_t begin, uint64_t count);
 /// The slice of the scales of an axis: `weight` in blocks of `block` elements. kInvalidArgument
 /// when a cut of the weight is off the grid of blocks.
 Result<AxisSlice> slice_of_blocks(const AxisSlice& weight, uint64_t weight_extent, uint64_t block);
+
+/// How an axis of `extent` elements keeps the `weight_extent` elements of another one.
+struct AxisUnit {
+  uint64_t elements = 1;  // of the weight in one unit, fewer in the last one
+  uint64_t kept = 1;      // elements that keep a unit
+};
+
+/// The unit of packed words (4 bits: 8 elements in one word; 3 bits: 32 in three) or of groups of a
+/// power of two; nullopt: it is none of these. Bit widths and group sizes are not given because
+/// they follow from the lengths.
+std::optional<AxisUnit> unit_of(uint64_t weight_extent, uint64_t extent);
+
+/// The slice of an axis that keeps the weight's in such units; nullopt: it cuts through one.
+std::optional<AxisSlice> slice_of_units(const AxisSlice& weight, uint64_t weight_extent,
+                                        AxisUnit unit);
 
 /// The sub-tensor whose axis a is cut as slices[a]: the product of the axes' segments.
 SubTensor product(const std::vector<AxisSlice>& slices);

@@ -100,6 +100,8 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header,
                             result.data_offset);
   std::string_view text(reinterpret_cast<const char*>(header.data()) + kPrefixBytes,
                         result.data_offset - kPrefixBytes);
+  if (text.empty())
+    return invalid_argument("it has no header, as one whose writer was ended before it was done");
   if (!text.starts_with('{')) return invalid_argument("its header does not begin with '{{'");
   PTC_TRY(parse_safetensors_json(text, result));
   std::stable_sort(result.tensors.begin(), result.tensors.end(),

@@ -53,14 +53,13 @@ struct TorchSharding {
   };
   Shape global_shape;
   std::vector<Placement> placements;  // one for each axis of the mesh; none of a ShardedTensor
-  /// Whether an axis that several of the mesh cut is cut by the first of them first.
-  bool mesh_order = true;
+  /// Axes that those of the mesh cut in another order than their own: the first of these first.
+  std::vector<std::pair<uint64_t, Dims>> orders;
   std::shared_ptr<const TorchMesh>
       mesh;  // several tensors have the same; nullptr of a ShardedTensor
   /// What of the whole tensor the local one is, where that follows from the above: shards as
-  /// torch.chunk cuts them, in the order of the mesh, no partial sums, and of
-  /// the shape that this gives. Its extent is then the local
-  /// shape.
+  /// torch.chunk cuts them, no partial sums, one box of the shape that this gives. Its extent is
+  /// then the local shape.
   std::optional<Box> box;
 };
 

@@ -127,9 +127,9 @@ class TorchFileReader {
   /// nullptr, or the attribute that is not as expected.
   Result<const char*> read_spec(PickleId spec, TorchSharding& sharding);
 
-  /// Whether a ShardOrder says that each axis is cut along those of the mesh in their own order; so
-  /// it is where there is none, as older versions of torch have it.
-  Result<bool> is_mesh_order(std::optional<PickleId> order);
+  /// What a ShardOrder says; where there is none, as in older versions of torch, each axis is cut
+  /// along those of the mesh in their own order. False: it is not as expected.
+  Result<bool> read_orders(std::optional<PickleId> order, TorchSharding& sharding);
 
   /// nullptr: it is not as expected.
   Result<std::shared_ptr<const TorchMesh>> mesh(PickleId id);

@@ -5,6 +5,101 @@
 #include "store/codec/torch_file_reader.h"
 
 namespace ptc {
+namespace {
+
+constexpr uint64_t kMostStretches = 256;  // of rows; as many ranks of tensor parallelism come first
+
+/// Rows that lie together.
+struct Stretch {
+  uint64_t begin = 0, count = 0;
+};
+
+/// By torch.chunk's rule.
+Stretch chunk_of(uint64_t rows, uint64_t parts, uint64_t number) {
+  const uint64_t step = rows / parts + (rows % parts != 0);
+  const uint64_t begin = step == 0 || number > rows / step ? rows : std::min(rows, number * step);
+  return {begin, std::min(step, rows - begin)};
+}
+
+/// The rank's share of each of `split` parts of these rows.
+std::vector<Stretch> cut(const std::vector<Stretch>& rows, uint64_t split, uint64_t ranks,
+                         uint64_t rank) {
+  uint64_t all = 0;
+  for (const Stretch& one : rows) all += one.count;
+  std::vector<Stretch> found;
+  size_t stretch = 0;
+  uint64_t before = 0;  // rows in front of it
+  for (uint64_t number = 0; number < split; ++number) {
+    const Stretch part = chunk_of(all, split, number);
+    const Stretch own = chunk_of(part.count, ranks, rank);
+    uint64_t at = part.begin + own.begin;
+    for (const uint64_t end = at + own.count; at < end;) {
+      while (at >= before + rows[stretch].count) before += rows[stretch++].count;
+      const Stretch next{rows[stretch].begin + (at - before),
+                         std::min(end, before + rows[stretch].count) - at};
+      const bool follows = !found.empty() && found.back().begin + found.back().count == next.begin;
+      if (follows) found.back().count += next.count;
+      else found.push_back(next);
+      at += next.count;
+    }
+  }
+  return found;
+}
+
+/// Whether the placements of one axis say that the last one came first: each counts the parts of
+/// those behind it.
+bool is_backwards(const TorchSharding& sharding, const std::vector<uint64_t>& cuts) {
+  uint64_t parts = 1;
+  for (size_t i = cuts.size(); i-- > 0;) {
+    if (sharding.placements[cuts[i]].split_factor != parts) return false;
+    if (__builtin_mul_overflow(parts, sharding.mesh->shape[cuts[i]], &parts)) return false;
+  }
+  return true;
+}
+
+/// What the rank has, if it is one box. Where FSDP has cut after tensor parallelism placements tell
+/// of it in the other order, and where rows cannot be divided evenly torch itself has both ways to
+/// read that: FSDP cuts what tensor parallelism has left (`backwards`), and a redistribution goes
+/// by the placements.
+std::optional<Box> box_of(const TorchSharding& sharding, bool backwards) {
+  using Kind = TorchSharding::Placement::Kind;
+  const TorchMesh& mesh = *sharding.mesh;
+  Box box = Box::whole(sharding.global_shape);
+  for (uint64_t axis = 0; axis < sharding.global_shape.size(); ++axis) {
+    std::vector<uint64_t> cuts;  // axes of the mesh
+    for (uint64_t at = 0; at < sharding.placements.size(); ++at) {
+      const TorchSharding::Placement& placement = sharding.placements[at];
+      if (placement.kind == Kind::kPartial) return std::nullopt;
+      if (placement.kind == Kind::kReplicate || placement.axis != axis) continue;
+      if (mesh.coordinate.empty() || mesh.shape.empty() || mesh.coordinate[at] >= mesh.shape[at] ||
+          placement.split_factor == 0 || placement.split_factor > kMostStretches)
+        return std::nullopt;
+      cuts.push_back(at);
+    }
+    for (const auto& [ordered, order] : sharding.orders) {
+      if (ordered != axis) continue;
+      std::vector<uint64_t> others(order.begin(), order.end());
+      if (!std::is_permutation(others.begin(), others.end(), cuts.begin(), cuts.end()))
+        return std::nullopt;
+      cuts = std::move(others);
+    }
+    if (cuts.empty()) continue;
+    if (backwards && !is_backwards(sharding, cuts)) return std::nullopt;
+    if (backwards) std::reverse(cuts.begin(), cuts.end());
+    std::vector<Stretch> rows{{0, sharding.global_shape[axis]}};
+    for (const uint64_t at : cuts) {
+      const uint64_t split = backwards ? 1 : sharding.placements[at].split_factor;
+      rows = cut(rows, split, mesh.shape[at], mesh.coordinate[at]);
+      if (rows.size() > kMostStretches) return std::nullopt;
+    }
+    if (rows.size() > 1) return std::nullopt;
+    box.offset[axis] = rows.empty() ? sharding.global_shape[axis] : rows[0].begin;
+    box.extent[axis] = rows.empty() ? 0 : rows[0].count;
+  }
+  return box;
+}
+
+}  // namespace
 
 Result<> TorchFileReader::add_dtensor(PickleId id, PickleId state, uint32_t place) {
   PTC_TRY(const auto local, state_value(state, "_local_tensor"));
@@ -112,7 +207,8 @@ Result<const char*> TorchFileReader::read_spec(PickleId spec, TorchSharding& sha
     }
     sharding.placements.push_back(placement);
   }
-  PTC_TRY(sharding.mesh_order, is_mesh_order(order));
+  PTC_TRY(const bool known_orders, read_orders(order, sharding));
+  if (!known_orders) return "shard_order";
   if (!mesh) return "mesh";
   PTC_TRY(sharding.mesh, this->mesh(*mesh));
   const size_t axes = sharding.placements.size();
@@ -122,7 +218,7 @@ Result<const char*> TorchFileReader::read_spec(PickleId spec, TorchSharding& sha
   return known ? nullptr : "mesh";
 }
 
-Result<bool> TorchFileReader::is_mesh_order(std::optional<PickleId> order) {
+Result<bool> TorchFileReader::read_orders(std::optional<PickleId> order, TorchSharding& sharding) {
   if (!order || pickle_->is(*order, Kind::kNone)) return true;
   if (!pickle_->is(*order, Kind::kTuple) || pickle_->tuple_size(*order) > kMaxAxes) return false;
   for (size_t i = 0; i < pickle_->tuple_size(*order); ++i) {
@@ -130,10 +226,13 @@ Result<bool> TorchFileReader::is_mesh_order(std::optional<PickleId> order) {
     if (!pickle_->is(entry, Kind::kObject)) return false;
     const PickleId arguments = pickle_->arguments(entry);  // the tensor's axis, the mesh's axes
     if (!pickle_->is(arguments, Kind::kTuple) || pickle_->tuple_size(arguments) != 2) return false;
+    const auto axis = torch_count(*pickle_, pickle_->element(arguments, 0));
     const auto axes = torch_dims(*pickle_, pickle_->element(arguments, 1));
-    if (!axes || !axes.value() || !std::is_sorted(axes.value()->begin(), axes.value()->end()))
-      return false;
+    if (!axis || !axes || !axes.value()) return false;
     PTC_TRY(walk_->count());
+    if (std::is_sorted(axes.value()->begin(), axes.value()->end())) continue;
+    PTC_TRY(charge(sizeof(sharding.orders[0]) * 2));
+    sharding.orders.emplace_back(*axis, *axes.value());
   }
   return true;
 }
@@ -213,24 +312,15 @@ Result<bool> TorchFileReader::read_mesh(PickleId id, TorchMesh& mesh) {
 }
 
 void TorchFileReader::find_box(const TorchTensor& tensor, TorchSharding& sharding) {
-  if (tensor.shape.size() != sharding.global_shape.size() || !sharding.mesh_order)
-    return sharding.box.reset();
-  Box box = sharding.box.value_or(Box::whole(sharding.global_shape));
-  sharding.box.reset();
-  for (size_t i = 0; i < sharding.placements.size(); ++i) {
-    const TorchSharding::Placement& placement = sharding.placements[i];
-    if (placement.kind == TorchSharding::Placement::Kind::kReplicate) continue;
-    if (placement.kind != TorchSharding::Placement::Kind::kShard ||
-        sharding.mesh->coordinate.empty() || sharding.mesh->shape.empty())
-      return;
-    const uint64_t ranks = sharding.mesh->shape[i], rank = sharding.mesh->coordinate[i],
-                   n = box.extent[placement.axis];
-    if (rank >= ranks) return;
-    const uint64_t step = n / ranks + (n % ranks != 0);
-    const uint64_t begin = step == 0 || rank > n / step ? n : std::min(n, rank * step);
-    box.offset[placement.axis] += begin;
-    box.extent[placement.axis] = std::min(step, n - begin);
+  if (sharding.mesh == nullptr) {  // a ShardedTensor says it itself
+    if (sharding.box && sharding.box->extent != tensor.shape) sharding.box.reset();
+    return;
   }
-  if (box.extent == tensor.shape) sharding.box = box;
+  for (const bool backwards : {false, true}) {
+    const std::optional<Box> box = box_of(sharding, backwards);
+    if (!box || box->extent != tensor.shape) continue;
+    if (sharding.box && *sharding.box != *box) return sharding.box.reset();  // it may be either
+    sharding.box = box;
+  }
 }
 }  // namespace ptc

@@ -63,14 +63,28 @@ uint64_t used_bytes(int fd) {
   return uint64_t{info.f_blocks - info.f_bfree} * info.f_frsize;
 }
 
-/// The file at this path was opened as `info` says; it keeps its times.
-Result<> fill_holes(const std::string& path, const struct stat& info, const std::string& name) {
+/// The file at this path was opened as `info` says; it keeps its times. In memory it loses what it
+/// has behind its end, which would count for pages that it lacks.
+Result<> fill_holes(int fd, const std::string& path, const struct stat& info,
+                    const std::string& name) {
   const auto bytes = static_cast<uint64_t>(info.st_size);
-  if (static_cast<uint64_t>(info.st_blocks) * 512 >= bytes) return ok();
-  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY));
-  PTC_TRY(allocate_space(fd.get(), 0, bytes, name + ", a file with holes"));
+  const auto has_all = [&](const struct stat& of) {
+    return static_cast<uint64_t>(of.st_blocks) * 512 >= bytes;
+  };
+  const bool may_have_more = info.st_blocks > 0 && is_in_memory(fd);
+  if (has_all(info) && !may_have_more) return ok();
+  Result<UniqueFd> writable = open_file(AT_FDCWD, path, O_WRONLY);
+  if (writable.has_error() && has_all(info) && ::lseek(fd, 0, SEEK_HOLE) >= info.st_size)
+    return ok();  // not even its owner may write it
+  PTC_TRY(const UniqueFd file, std::move(writable));
+  struct stat now = info;
+  if (may_have_more && (::ftruncate(file.get(), info.st_size) != 0 || ::fstat(file.get(), &now)))
+    return errno_error(errno, "size of " + name);
+  if (!has_all(now)) {
+    PTC_TRY(allocate_space(file.get(), 0, bytes, name + ", a file with holes"));
+  }
   const timespec times[2] = {info.st_atim, info.st_mtim};
-  if (::futimens(fd.get(), times) != 0) return errno_error(errno, "times of " + name);
+  if (::futimens(file.get(), times) != 0) return errno_error(errno, "times of " + name);
   return ok();
 }
 
@@ -346,16 +360,22 @@ int ImageStore::take_space(int fd, int mode, uint64_t begin, uint64_t end) {
   // reserve gave has lost little.
   constexpr uint64_t kAtOnce = 32 << 20;
   bool gives = reserve_ != nullptr && reserve_->held() > 0;
+  uint64_t had = begin;  // as far as it surely has its space: where it has no hole
   if (gives) {
-    const auto left = space();
     struct stat info = {};  // pages without bytes are holes for lseek(2)
-    const bool has_it =
-        ::fstat(fd, &info) == 0 && static_cast<uint64_t>(info.st_blocks) * 512 >= end;
-    gives = left && left.value().free_bytes >= end - begin && !has_it;
+    if (::fstat(fd, &info) == 0 && info.st_blocks * 512 >= info.st_size)
+      had = std::clamp(static_cast<uint64_t>(info.st_blocks) * 512, begin, end);
+    const auto left = space();
+    gives = left && left.value().free_bytes >= end - had;
   }
   for (uint64_t bytes = 0; begin < end; begin += bytes) {
-    bytes = gives ? std::min(end - begin, kAtOnce) : end - begin;
-    if (gives) reserve_->give(bytes);
+    bytes = end - begin;
+    if (gives && begin < had) {
+      bytes = had - begin;
+    } else if (gives) {
+      bytes = std::min(bytes, kAtOnce);
+      reserve_->give(bytes);
+    }
     while (::fallocate(fd, mode, static_cast<off_t>(begin), static_cast<off_t>(bytes)) != 0)
       if (errno != EINTR) return errno;
   }
@@ -402,7 +422,7 @@ Result<ImageRef> ImageStore::adopt(int dir_fd, const std::string& path) {
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
   if (!S_ISREG(info.st_mode)) return invalid_argument("{} is not a regular file", path);
   const std::string by_fd = fmt::format("/proc/self/fd/{}", fd.get());
-  PTC_TRY(fill_holes(by_fd, info, path));
+  PTC_TRY(fill_holes(fd.get(), by_fd, info, path));
   if (::fsync(fd.get()) != 0) return errno_error(errno, "fsync of " + path);
   PTC_TRY(mark_draft(id));
   if (::linkat(AT_FDCWD, by_fd.c_str(), directory_fd(), id.text.c_str(), AT_SYMLINK_FOLLOW) != 0) {

@@ -130,7 +130,7 @@ def by_ptcfs(rank, job_path, to, name, how):
             with open(job_path + "/layout.json", "w", encoding="utf-8") as file:
                 json.dump({"tp": 1, "pp": 1, "dp": 1, **TARGETS[to][2]}, file)
         while wait and not os.readlink(job_path + "/current").endswith(name):
-            time.sleep(0.0005)
+            time.sleep(0.005)  # each rank waits; who looks all the time takes the processors that the copy has
         if how == "computed":
             return load_of_its_own(f"{where}/rank/{rank}/model.safetensors")
         return ptc.load(where, rank=rank, copy=True)

@@ -23,6 +23,7 @@
 
 #include "reshard/plan/planner.h"
 #include "store/codec/safetensors.h"
+#include "tests/bench/models.h"
 #include "tests/bench/plan_cluster.h"
 #include "tests/support/synthetic_model.h"
 
@@ -107,17 +108,6 @@ void plan_llama() {
   std::puts("ratio: seconds for each array, of the first line = 1 (1 everywhere: linear)");
 }
 
-std::string deepseek_v3(int layers) {
-  return fmt::format(R"({{"model_type": "deepseek_v3", "hidden_size": 7168,
-    "num_hidden_layers": {}, "num_nextn_predict_layers": 1, "num_attention_heads": 128,
-    "num_key_value_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 18432,
-    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
-    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "vocab_size": 129280,
-    "tie_word_embeddings": false, "torch_dtype": "bfloat16"}})",
-                     layers);
-}
-
 /// What a process that only does this makes of it, and its peak of memory.
 template <class Made>
 std::pair<Made, double> in_a_process(const std::function<Made()>& make) {
@@ -163,7 +153,7 @@ void plan_deepseek(const char* name, OptimizerCut cut, bool full) {
     for (const Case& one : cases) {
       const auto [times, peak] = in_a_process<bench::ClusterTimes>([&] {
         return bench::plan_on_cluster(
-            {deepseek_v3(one.layers), one.from, one.to, cut, one.nodes, replicas});
+            {bench::deepseek_v3(one.layers), one.from, one.to, cut, one.nodes, replicas});
       });
       const double each = (times.place + times.plan) / static_cast<double>(times.arrays);
       if (unit == 0) unit = each;

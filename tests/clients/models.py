@@ -10,7 +10,7 @@ import random
 import struct
 from dataclasses import dataclass
 
-ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8,
+ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8,
               "I64": 8}
 # The byte with the exponent's highest bits: without 0x40 no value is infinite or not a number.
 FLOATS = {"F16", "BF16", "F32", "F64"}
@@ -59,9 +59,13 @@ def safetensors_bytes(tensors, metadata=None):
                                "data_offsets": [offset, end]}
         data.append(tensor.data)
         offset = end
+    return safetensors_header(header) + b"".join(data)
+
+
+def safetensors_header(header):
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(data)
+    return struct.pack("<Q", len(text)) + text
 
 
 def write_file(path, data):

@@ -99,8 +99,9 @@ def halt(process):
     process.send_signal(signal.SIGSTOP)
 
     def stopped(thread):
-        with open(f"/proc/{process.pid}/task/{thread}/stat", encoding="utf-8") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return read_text(f"/proc/{process.pid}/task/{thread}/stat").rsplit(")", 1)[1].split()[0] in "TZX"
+        return True  # it has ended
     while not all(stopped(thread) for thread in os.listdir(f"/proc/{process.pid}/task")):
         time.sleep(0.001)
 
@@ -191,7 +192,7 @@ class Mount:
         """Name → how many the daemon has."""
         found = collections.Counter()
         for thread in os.listdir(f"/proc/{self.process.pid}/task"):
-            with contextlib.suppress(FileNotFoundError):  # it has ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                 found[read_text(f"/proc/{self.process.pid}/task/{thread}/comm").strip()] += 1
         return found
 

@@ -168,7 +168,8 @@ class Help(unittest.TestCase):
         beyond = ("-1", "1e999", "-1e999", "nan", "inf", "18446744073709551616", "9" * 400, "0x10", "one", "")
         of_ptc = [("plan j", option, "1 to 1048576", "0 1048577 1.5") for option in ("--tp", "--pp", "--dp", "--ep", "--cp")]
         of_ptc += [("layout j set", option, "1 to 1048576", "0 1048577 1.5") for option in ("--tp", "--pp", "--dp", "--ep", "--cp")]
-        of_ptc += [(command, "--stages", "1 to 4294967295", "0 4294967296 2,0 2,-1 1,1e999") for command in ("plan j", "layout j set")]
+        of_ptc += [(command, "--stages", "0 to 4294967295", "4294967296 2,-1 1,1e999") for command in ("plan j", "layout j set")]
+        of_ptc += [(command, option, "0 to 1048576", "1048577 1.5") for command in ("plan j", "layout j set") for option in ("--dp-shard", "--etp")]
         of_ptc += [("layout j set", "--replicas", "0 to 64", "65 0.5"), ("layout j set", "--keep", "0 to 4294967295", "4294967296 0.5"),
                    ("wait j", "--timeout", "0.001 to 1000000000", "0 0.0001 1e10"), ("top", "--delay", "0.05 to 86400", "0 0.01 1e6"),
                    ("top", "--count", "1 to 4294967295", "0 4294967296 0.5"), ("import j d", "--rank", "0 to 1048575", "1048576 0.5"),

@@ -16,21 +16,46 @@ if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("meg
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
+TORCH_DIST = """
+import multiprocessing, os, sys
+import torch
+torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
+torch.distributed.init_process_group("gloo")
+parallel_state.initialize_model_parallel(2, 1)
+rank = torch.distributed.get_rank()
+mine = torch.arange(32.).reshape(8, 4).chunk(2)[rank].clone()
+def cut(name, tensor): return ShardedTensor.from_rank_offsets(name, tensor, (0, rank, 2))
+dist_checkpointing.save({"w": cut("decoder.w", mine), "moment": cut("optimizer.state.exp_avg.decoder.w", mine + 1),
+                         "rng": ShardedObject("rng_state", [{"seed": rank}], (2,), (rank,)), "iteration": 100}, sys.argv[1], ("torch_dist", 1))
+torch.distributed.barrier()
+for child in multiprocessing.active_children(): child.kill()
+os._exit(0)
+"""
+
 
 class MegatronCore(mount.TestCase):
+    def run_ranks(self, world, *command):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        variables = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        said = [self.temporary(f"said-{rank}") for rank in range(world)]  # a pipe would end with what they have forked
+        processes = []
+        for rank, path in enumerate(said):
+            with open(path, "wb") as stderr:
+                processes.append(subprocess.Popen([sys.executable, "-W", "ignore", *command], env={**variables, "RANK": str(rank)},
+                                                  stdout=subprocess.DEVNULL, stderr=stderr))
+        for process in processes:
+            self.addCleanup(process.kill)
+        codes = [process.wait(timeout=300) for process in processes]
+        self.assertEqual(codes, [0] * world, "\n".join(map(mount.read_text, said)))
+
     def write(self, name, tp, pp, dp, ep=1, dtype="float32", tied=False, bucket=None):
         """The tree that so many ranks write."""
         top = self.temporary(name)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        world = tp * pp * dp
-        variables = {**os.environ, "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", os.path.join(HERE, "megatron_ranks.py"), top, str(tp), str(pp), str(ep), dtype,
-                   "tied" if tied else "untied", "-" if bucket is None else str(bucket)]
-        processes = [subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                     for rank in range(world)]
-        said = [process.communicate(timeout=300)[1].decode() for process in processes]
-        self.assertEqual([process.returncode for process in processes], [0] * world, "\n".join(said))
+        self.run_ranks(tp * pp * dp, os.path.join(HERE, "megatron_ranks.py"), top, str(tp), str(pp), str(ep), dtype,
+                       "tied" if tied else "untied", "-" if bucket is None else str(bucket))
         return top
 
     def load(self, path):
@@ -67,6 +92,21 @@ class MegatronCore(mount.TestCase):
 
     def test_tied_of_sixteen_bits_in_several_buckets(self):
         self.compare("several", ((1, 2, 2), (4, 1, 1), (1, 1, 1)), dtype="bfloat16", tied=True, bucket=500)
+
+    def test_torch_dist(self):
+        """What its own distributed checkpointing wrote is dcp.save's, with more beside."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.mount.job("torch-dist")
+        os.makedirs(job.incoming("base") + "/iter_0000100")
+        self.run_ranks(2, "-c", TORCH_DIST, job.incoming("base") + "/iter_0000100")
+        with open(job.incoming("base") + "/latest_checkpointed_iteration.txt", "w", encoding="utf-8") as file:
+            file.write("100")
+        job.commit("base")
+        whole = torch.arange(32.).reshape(8, 4)
+        state = {"decoder.w": torch.zeros(8, 4), "optimizer.state.exp_avg.decoder.w": torch.zeros(8, 4)}
+        dcp.load(state, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_same(state, {"decoder.w": whole, "optimizer.state.exp_avg.decoder.w": whole + 1}, "dcp/")
+        self.assertEqual(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "iter_0000100/common.pt"), weights_only=True)["iteration"], 100)
 
     def test_expert_ranks(self):
         """What is no expert's only the first of them writes; each has it in what is made anew."""

@@ -174,6 +174,86 @@ class BackgroundLog(MountProgram):
                 self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o600)
             self.umount(path)
 
+    def test_it_does_not_grow_for_ever(self):
+        """Of a full one the next begins; of two that are full one is left."""
+        if os.access("/dev/log", os.W_OK):
+            self.skipTest("the system has a log")
+        store, path = self.directory("store"), self.directory("mnt")
+        for name, line in (("ptcfs.log", "the last\n"), ("ptcfs.1.log", "the one before\n")):
+            models.write_file(f"{store}/{name}", line * ((16 << 20) // len(line)))
+        done = self.ptcfs("--store", store, path)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        until(lambda: "mounted" in mount.read_text(f"{store}/ptcfs.log"), "it says so in its log")
+        self.assertLess(os.path.getsize(f"{store}/ptcfs.log"), 1 << 20)
+        with open(f"{store}/ptcfs.1.log", encoding="utf-8") as file:
+            self.assertEqual(file.readline(), "the last\n")
+        logs = sorted(name for name in os.listdir(store) if name.endswith(".log"))
+        self.assertEqual(logs, ["ptcfs.1.log", "ptcfs.log"])
+        self.umount(path)
+
+
+class OwnMetadata(MountProgram):
+    """meta.db of a node that is alone says what is in its store: whatever becomes of it, nothing goes by that."""
+
+    def test_what_it_does_not_name_stays(self):
+        with mount.Mount() as daemon:
+            older, newer = daemon.top + "/older", daemon.top + "/newer"
+
+            def own():
+                return [name for name in os.listdir(daemon.store) if name.startswith("meta.db")]
+
+            def keep(copies):
+                os.mkdir(copies)
+                for name in own():
+                    shutil.copy(f"{daemon.store}/{name}", copies)
+
+            def put(copies):
+                for name in own():
+                    os.unlink(f"{daemon.store}/{name}")
+                for name in os.listdir(copies):
+                    shutil.copy(f"{copies}/{name}", daemon.store)
+
+            def held():
+                paths = [os.path.join(where, name) for top in ("images", "jobs")
+                         for where, _, names in os.walk(f"{daemon.store}/{top}") for name in names]
+                return {path: os.path.getsize(path) for path in paths}
+            job, model, after = daemon.job("llama"), models.Llama(), models.Llama(1)
+            model.write_hf(job.incoming("base") + "/rank/0")
+            job.commit("base")
+            daemon.stop()
+            keep(older)
+            daemon.start()
+            job.set_layout(tp=2)
+            after.write_ranks(job.incoming("next"), 2, 1)
+            job.commit("next")
+            job.wait()
+            models.write_file(job.incoming("later") + "/rank/0/notes.txt", "staged")
+            daemon.stop()
+            keep(newer)
+            before = held()
+            empty, none = daemon.top + "/empty", daemon.top + "/none"
+            models.write_file(empty + "/meta.db", "")
+            os.mkdir(none)
+            for copies in (older, empty, none):
+                put(copies)
+                if copies == none:
+                    self.assertRaises(RuntimeError, daemon.start)
+                    daemon.process = None
+                    self.assertIn("has jobs but no meta.db", mount.read_text(daemon.log))
+                else:
+                    daemon.start()
+                    daemon.stop()
+                    self.assertIn("is kept, though", mount.read_text(daemon.log))
+                now = held()
+                self.assertEqual({path: now.get(path) for path in before}, before, copies)
+            put(newer)
+            daemon.start()
+            for name, wanted in (("base", model), ("next", after)):
+                found = models.read_safetensors(job.rank_file(name, "tp1-pp1-dp1", 0))
+                self.assertEqual(found, {tensor.name: tensor for tensor in wanted.tensors})
+                daemon.ptc("verify", f"llama/{name}")
+            self.assertEqual(mount.read_text(job.incoming("later") + "/rank/0/notes.txt"), "staged")
+
 
 class Memory(MountProgram):
     def test_more_than_the_machine_has_is_said(self):
@@ -215,6 +295,13 @@ class LookedOver(MountProgram):
             daemon.start()
             until(lambda: (job.status()["checkpoints"][0]["looked_over"] or {}).get("damaged"), "what changed meanwhile is found")
             self.assertIn("no other copy has it right", " ".join(job.status()["warnings"]))
+
+    def test_off_nobody_looks(self):
+        for options, looks in (((), True), (("--scrub", "off"), False)):
+            with mount.Mount(*options) as daemon:
+                thread = "ptcfs-scrub" if looks else "ptcfs-mend"
+                until(lambda daemon=daemon, thread=thread: thread in daemon.threads(), f"{thread} is there")
+                self.assertEqual("ptcfs-scrub" in daemon.threads(), looks)
 
 
 class SeveralAndTwice(MountProgram):
@@ -262,7 +349,7 @@ class Background(MountProgram):
         done = self.run_program(PTCFS, "--store", "store", "mnt", cwd=self.top)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertTrue(mount.is_mounted(self.directory("mnt")))
-        self.assertTrue(os.path.isdir(self.top + "/store/root"))
+        self.assertTrue(os.path.isdir(self.top + "/store/mount/root"))
 
     def test_what_goes_wrong_is_said_and_leaves_nothing(self):
         path = self.directory("mnt")
@@ -476,6 +563,21 @@ class OtherUsers(MountProgram):
         self.umount(path)
         self.assertEqual(self.ptcfs(*store).returncode, 0)  # the mode lasts
         self.assertEqual(os.stat(path).st_mode & 0o7777, 0o1777)
+
+    def test_a_mode_for_all_opens_nothing_of_the_store(self):
+        """Also where the store's directory was there, and is for all to enter; and one of before keeps its mode."""
+        path, store = self.directory("mnt"), self.directory("open")
+        os.chmod(store, 0o755)
+        self.assertEqual(self.ptcfs("--store", store, "--root-mode", "1777", path).returncode, 0)
+        for name in sorted(os.listdir(store)):
+            self.assertEqual(os.stat(f"{store}/{name}").st_mode & 0o077, 0, name)
+        self.umount(path)
+        os.rename(store + "/mount/root", store + "/root")
+        os.rmdir(store + "/mount")
+        self.assertEqual(self.ptcfs("--store", store, path).returncode, 0)
+        self.assertEqual(os.stat(path).st_mode & 0o7777, 0o1777)
+        self.assertEqual(sorted(set(os.listdir(store)) & {"mount", "root"}), ["mount"])
+        self.umount(path)
 
     def test_allow_other_is_not_everybodys_to_give(self):
         with contextlib.suppress(FileNotFoundError):

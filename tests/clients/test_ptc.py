@@ -39,6 +39,22 @@ class Ptc(mount.TestCase):
             self.assertEqual(refused.returncode, 1)
             self.assertIn(f"'{name}' is no name of a checkpoint", refused.stderr)
 
+    def test_import_of_a_file(self):
+        model = models.Llama()
+        model.write_hf(self.temporary("model"))
+        single = self.temporary("model") + "/model.safetensors"
+        done = self.mount.ptc("import", "alone", single)
+        self.assertIn("in 1 file copied", done.stdout)
+        self.assert_same_file(single, self.mount.path + "/alone/checkpoints/base/layouts/tp1-pp1-dp1/rank/0/model.safetensors")
+        self.mount.job("second").set_layout(tp=2)
+        done = self.mount.ptc("import", "second", single, "--rank", "1", check=False)
+        self.assertIn("rank 0", done.stderr)
+        self.assert_same_file(single, self.mount.path + "/second/incoming/base/rank/1/model.safetensors")
+        done = self.mount.ptc("import", "alone", self.temporary("nothing"), check=False)
+        self.assertEqual((done.returncode, done.stderr), (1, f"ptc: {self.temporary('nothing')} is neither a directory nor a file\n"))
+        self.mount.ptc("import", "alone", single, "--name", "moved", "--move")
+        self.assertFalse(os.path.exists(single))
+
     def test_an_import_that_is_interrupted_while_it_commits_keeps_its_name(self):
         models.Llama().write_hf(self.temporary("model"))
         models.write_file(self.temporary("model/notes.bin"), "x" * (64 << 20))
@@ -391,6 +407,19 @@ class Ptc(mount.TestCase):
         self.assertIn("nobody", devices.stderr)
         self.mount.ptc("layout", job.name, "set", "--stages", "even", "--devices", "auto", "--wait")
         self.assertEqual({"stages", "devices"} & set(json.loads(mount.read_text(job.file("layout.json")))), set())
+        self.mount.ptc("layout", job.name, "set", "--pp", 3, "--stages", "0,5,0", "--wait")  # embedding and head alone
+        current = job.file("current", "rank")
+        self.assertEqual([sorted(models.read_safetensors(f"{current}/{rank}/model.safetensors")) for rank in (0, 2)],
+                         [["model.embed_tokens.weight"], ["lm_head.weight", "model.norm.weight"]])
+        self.mount.ptc("layout", job.name, "set", "--stages", "even", "--pp", 1, "--dp", 4, "--optimizer", "fsdp", "--dp-shard", 2, "--wait")
+        self.assertEqual([mount.digests(f"{current}/{rank}") for rank in (0, 1)], [mount.digests(f"{current}/{rank}") for rank in (2, 3)])
+        self.assertNotEqual(mount.digests(f"{current}/0"), mount.digests(f"{current}/1"))
+        self.assertEqual(os.readlink(job.file("current")), "checkpoints/base/layouts/tp1-pp1-dp4-shard2-fsdp")
+        done = self.mount.ptc("layout", job.name, "set", "--dp", 3, "--wait")
+        self.assertIn('"dp_shard" was 2 and is left out: it does not divide dp = 3', done.stderr)
+        done = self.mount.ptc("layout", job.name, "set", "--dp", 4, "--dp-shard", 2, "--wait")
+        done = self.mount.ptc("layout", job.name, "set", "--optimizer", "replicated", "--dp", 1, "--wait")
+        self.assertIn('"dp_shard" was 2 and is left out: nothing is cut over dp', done.stderr)
         self.mount.ptc("layout", job.name, "set", "--pp", 5, "--wait")
         refused = self.mount.ptc("layout", job.name, "set", "--tp", 3, check=False)
         self.assertEqual(refused.returncode, 1)
@@ -399,6 +428,46 @@ class Ptc(mount.TestCase):
         edited = self.mount.ptc("layout", job.name, "edit", "--wait", env={
             "EDITOR": "sed -i 's/\"tp\": 1/\"tp\": 2/'", "VISUAL": ""})
         self.assertIn("tp2-pp5-dp1 in force", edited.stdout)
+        done = self.mount.ptc("layout", job.name, "set", "--pp", 1, "--dp", 2, "--etp", 1, "--wait")  # two ranks; it has no experts
+        self.assertIn("tp2-pp1-dp2-etp1 in force", done.stdout)
+        self.assertEqual(sorted(os.listdir(current)), ["0", "1"])
+        for rank in range(2):
+            self.assertEqual(models.read_safetensors(f"{current}/{rank}/model.safetensors"),
+                             {t.name: t for t in models.Llama().rank_tensors(2, 1, rank, 0)})
+        refused = self.mount.ptc("layout", job.name, "set", "--dp", 3, check=False)
+        self.assertIn("etp·ep·dp·cp = 3 ranks, which tp = 2 does not divide", refused.stderr)
+        done = self.mount.ptc("layout", job.name, "set", "--etp", 0, "--dp", 1, "--wait")
+        self.assertIn("tp2-pp1-dp1 in force", done.stdout)
+
+    def test_names_of_layouts(self):
+        """A name says all but lists, and is read as a path before anybody had the layout; there is one."""
+        job, name = self.import_model(), "tp1-pp1-dp4-shard2-fsdp"
+        before = mount.digests(job.checkpoint("base", "layouts", name))
+        self.assertTrue(before)
+        done = self.mount.ptc("layout", job.name, "set", "--dp", 4, "--dp-shard", 2, "--optimizer", "fsdp", "--wait")
+        self.assertIn(f"{name} in force", done.stdout)
+        self.assertEqual(os.readlink(job.file("current")), f"checkpoints/base/layouts/{name}")
+        self.assertEqual(os.listdir(job.checkpoint("base", "layouts")), [name])
+        self.assertEqual(mount.digests(job.file("current") + "/"), before)
+        for other in ("tp1-pp1-dp4-fsdp-shard2", "tp1-pp1-dp4-shard4-fsdp", "tp1-pp1-dp4-shard3-fsdp", "tp1-pp1-dp4-shard2",
+                      "tp1-pp1-dp4-fsdp+00000000", "tp1-pp1-dp4-replicated", "tp1-pp1-dp4-order_tp_cp_ep_dp_pp"):
+            self.assertFalse(os.path.exists(job.checkpoint("base", "layouts", other)), other)
+        plan = json.loads(self.mount.ptc("plan", job.name, "--layout", "tp2-pp1-dp2-zero1", "--json").stdout)
+        self.assertEqual((plan["from"], plan["to"]), (name, "tp2-pp1-dp2-zero1"))
+        bad = self.mount.ptc("plan", job.name, "--layout", "dp4-fsdp-shard2", check=False)
+        self.assertIn(f"is it {name}?", bad.stderr)
+        # Out, and in again under that layout.
+        self.mount.ptc("export", job.name, self.temporary("ranks"), "--layout", name)
+        for target, more in (("beside", ()), ("named", ("--layout", name))):
+            if more:
+                os.remove(self.temporary("ranks/layout.json"))
+            self.mount.ptc("import", target, self.temporary("ranks"), *more)
+            again = mount.Job(self.mount, target)
+            self.assertEqual(again.wait()["layout"], name)
+            self.assertEqual({key: value for key, value in mount.read_json(again.file("layout.json")).items() if key != "format"},
+                             {"tp": 1, "pp": 1, "dp": 4, "optimizer": "fsdp", "dp_shard": 2})
+            found = models.read_safetensors(again.rank_file(os.listdir(again.file("checkpoints"))[0], "tp1-pp1-dp1", 0))
+            self.assertEqual(found, {t.name: t for t in models.Llama().tensors})
 
     def test_verify(self):
         job = self.import_model()

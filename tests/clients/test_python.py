@@ -278,7 +278,7 @@ job.save({"w": torch.ones(2)}, "b")
                                ('{"w":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}}', "does not lie"),
                                ('{"w":{"dtype":"F32","shape":[2]}}', "the entry"), ('{"w":3}', "the entry"),
                                ('{"w":{"dtype":"F32","shape":["a"],"data_offsets":[0,8]}}', "the entry"),
-                               ("[]", "no object")):
+                               ("", "ended before"), ("[]", "no object")):
             with self.subTest(header):
                 models.write_file(directory + "/model.safetensors",
                                   len(header).to_bytes(8, "little") + header.encode() + bytes(8))
@@ -459,6 +459,19 @@ assert torch.equal(loaded.full_tensor(), whole("model.norm.weight", 16))
             up = "model.layers.0.mlp.up_proj.weight"
             self.assert_equal(state["model"][up], whole(up, 36, 16).chunk(2)[rank % 2])
             self.assert_equal(state["optim"]["state"][up]["exp_avg"], whole("m" + up, 36, 16).chunk(2)[rank % 2])
+
+    def test_dcp_without_the_package(self):
+        """What Writer saved, by dcp.load alone: tensors under the names of the state, values not."""
+        job = ptc.Job.create(self.mount.path + "/dcp_alone")
+        import torch.distributed.checkpoint as dcp
+        state = {"model": {"a.w": torch.rand(3, 2)}, "optim": {"state": {"a.w": {"exp_avg": torch.rand(3, 2), "step": torch.tensor(4.0)}},
+                                                               "param_groups": [{"lr": 0.5}]}}
+        dcp.save(state, storage_writer=ptc.Writer(job, "a"), no_dist=True)
+        back = blank(state)
+        del back["optim"]["param_groups"]
+        dcp.load(back, checkpoint_id=job.file("checkpoints/a/dcp"), no_dist=True)
+        self.assert_equal({**back, "optim": {**back["optim"], "param_groups": state["optim"]["param_groups"]}}, state)
+        self.assertIn("values that are no tensors", mount.read_text(job.file("checkpoints/a/dcp/LEFT_OUT.txt")))
 
     def test_dcp_of_any_nesting(self):
         """Writer's checkpoints are what was given, by Reader and by load; so are those of save, by Reader."""

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import unittest.mock
 
 import models
 import mount
@@ -19,7 +20,7 @@ sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 np = mount.require("numpy")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
-from ptc import in_place  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import in_place, loading  # noqa: E402  pylint: disable=wrong-import-position
 
 
 def network():
@@ -180,6 +181,20 @@ assert state["step"] == 2, state
 """, job.path)
 
 
+class Origins(ranks.TestCase):
+    def test_rows_are_told_by_names_that_say_how_they_are_cut_alone(self):
+        """An older ptcfs had that in the hex digits: there the checkpoint is asked, instead of a guess."""
+        where = self.mount.job("rows").incoming("a") + "/checkpoints/a"
+        models.write_file(where + "/meta.json", "")
+        whole, rows = argparse.Namespace(shape=(3,)), argparse.Namespace(shape=(1,))
+        held = {}
+        for name in ("tp1-pp1-dp4-shard2-fsdp", "tp1-pp1-dp4-fsdp", "tp1-pp1-dp4-zero1", "tp1-pp1-dp4+1a2b3c4d"):
+            box = loading.Origin.of(f"{where}/layouts/{name}/rank/1")._held(whole, rows)
+            held[name] = box and box.offset
+        self.assertEqual(held, {"tp1-pp1-dp4-shard2-fsdp": (2,), "tp1-pp1-dp4-fsdp": (1,), "tp1-pp1-dp4-zero1": None,
+                                "tp1-pp1-dp4+1a2b3c4d": None})
+
+
 class Places(ranks.TestCase):
     def dcp_load(self, state, path):
         import torch.distributed.checkpoint as dcp
@@ -211,7 +226,7 @@ class Places(ranks.TestCase):
         job.wait()
         self.assertEqual(ptc.load(job.file("checkpoints/a"))["model"]["w"].tolist(), list(range(8)))
         for path in (job.path, job.file("current"), os.path.realpath(job.file("current"))):
-            with self.assertRaisesRegex(ValueError, r"1 process loads, but layout tp1-pp1-dp4\+\w+ has 4 ranks.*set_layout.*rank="):
+            with self.assertRaisesRegex(ValueError, r"1 process loads, but layout tp1-pp1-dp4-fsdp has 4 ranks.*set_layout.*rank="):
                 ptc.load(path)
             self.assertEqual(ptc.load(path, rank=1)["model"]["w"].tolist(), [2, 3])
             self.assertEqual(ptc.load(os.path.realpath(job.file("current")) + "/rank/1")["model"]["w"].tolist(), [2, 3])
@@ -267,6 +282,82 @@ assert ptc.load(path + "/checkpoints/a/layouts/tp1-pp1-dp4")["model"]["w"].tolis
         path = ptc.commit(job.incoming("code"))
         with self.assertRaisesRegex(ValueError, "checkpoint.pt cannot be loaded without running code.*argparse.Namespace.*torch.load"):
             ptc.load(path)
+
+    def test_what_each_rank_gets(self):
+        """Of what is the ranks' own, values and files: the table of tools/python/README.md."""
+        model = models.Llama()
+        for sizes, expected in (
+                ({"tp": 2, "dp": 2}, {"tp2-pp1-dp4": "01230000", "tp1-pp1-dp4": "0200", "tp2-pp2-dp1": "0100", "tp1-pp1-dp1": "0"}),
+                ({"tp": 2, "pp": 2}, {"tp1-pp2-dp1": "02", "tp2-pp1-dp2": "0100", "tp1-pp4-dp1": "0200"})):
+            job = ptc.Job.create(self.mount.path + "/gets-" + "-".join(sizes), **sizes)
+            for rank in range(4):
+                stage = rank // 2 if "pp" in sizes else 0
+                held = {one.name: torch.frombuffer(bytearray(one.data), dtype=torch.bfloat16).reshape(one.shape)
+                        for one in model.rank_tensors(2, sizes.get("pp", 1), rank % 2, stage)}
+                ptc.save({"model": held, "rng": {"cpu": torch.full((3,), rank)}, "scheduler": {"last_epoch": rank}, "loader": [rank],
+                          "step": rank}, job.incoming("a"), rank=rank, files={"config.json": model.config} if rank == 0 else None)
+                models.write_file(job.incoming("a") + f"/rank/{rank}/scheduler.pt", str(rank))
+            path = ptc.commit(job.incoming("a"))
+            for layout, ranks_of in expected.items():
+                for rank, of in enumerate(ranks_of):
+                    with self.subTest(sizes=sizes, layout=layout, rank=rank):
+                        state = ptc.load(f"{path}/layouts/{layout}", rank=rank)
+                        del state["model"]
+                        self.assert_equal(state, {"rng": {"cpu": torch.full((3,), int(of))}, "scheduler": {"last_epoch": int(of)},
+                                                  "loader": [int(of)], "step": int(of)})
+                        self.assertEqual(mount.read_text(f"{path}/layouts/{layout}/rank/{rank}/scheduler.pt"), of)
+
+    def test_files_of_torch_by_other_names(self):
+        """Sets, directories, what Lightning and Hugging Face call their files, and what has no tensors."""
+        job = ptc.Job.create(self.mount.path + "/other_names")
+        one, two = torch.rand(4, 2), torch.rand(3)
+        for number, (files, expected) in enumerate((
+                ({"model-00001-of-00002.pt": {"a.w": one, "n": 1}, "model-00002-of-00002.pt": {"b.w": two}}, {"a.w": one, "b.w": two, "n": 1}),
+                ({"pytorch_model.bin": {"a.w": one}, "training_args.bin": argparse.Namespace(lr=1)}, {"a.w": one}),
+                ({"last.ckpt": {"state_dict": {"a.w": one}, "epoch": 4}}, {"state_dict": {"a.w": one}, "epoch": 4}),
+                ({"run/a.pt": {"a.w": one}, "run/b.pt": {"b.w": two}}, {"run-a": {"a.w": one}, "run-b": {"b.w": two}}))):
+            where = job.incoming(f"torch{number}") + "/rank/0/"
+            for name, value in files.items():
+                os.makedirs(os.path.dirname(where + name), exist_ok=True)
+                torch.save(value, where + name)
+            models.write_file(where + "vocab.bin", b"no file of torch's")
+            with self.subTest(number):
+                path = ptc.commit(job.incoming(f"torch{number}"))
+                self.assert_equal(ptc.load(path), expected)
+                shutil.copytree(path + "/layouts/tp1-pp1-dp1/rank/0", self.temporary(f"copy{number}"))
+                self.assert_equal(ptc.load(self.temporary(f"copy{number}")), expected)
+                state = {key: 0 for key in ("n", "epoch") if key in expected}
+                if state:
+                    self.assert_equal(self.dcp_load(dict(state), path), {key: expected[key] for key in state})
+
+    def test_files_of_npy(self):
+        job = ptc.Job.create(self.mount.path + "/npy")
+        arrays = {"layers.0.w": np.arange(6, dtype="<f4").reshape(2, 3), "flag": np.array([True, False]), "a/b": np.array(3)}
+        for name, array in arrays.items():
+            path = job.incoming("a") + "/rank/0/" + name.replace("/", "%2F").replace(".", "/") + ".npy"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            np.save(path, array)
+        bits = torch.rand(4).to(torch.bfloat16)
+        np.save(job.incoming("a") + "/rank/0/half.npy", bits.view(torch.uint16).numpy())
+        os.setxattr(job.incoming("a") + "/rank/0/half.npy", "user.ptc.dtype", b"BF16")
+        path = ptc.commit(job.incoming("a"))
+        self.assert_equal(ptc.load(path), {"model": {"half": bits, **{name: torch.from_numpy(array) for name, array in arrays.items()}}})
+        self.assertEqual(ptc.load(path, numpy=True)["model"]["layers.0.w"].tolist(), arrays["layers.0.w"].tolist())
+        np.save(self.temporary("turned.npy"), np.asfortranarray(arrays["layers.0.w"]))
+        with self.assertRaisesRegex(ValueError, "turned.npy: its order is Fortran's"):
+            ptc.load(self.scratch)
+
+    def test_a_folder_of_deepspeed(self):
+        """The model's file is of torch's, the optimizer's of safetensors."""
+        job = ptc.Job.create(self.mount.path + "/deepspeed")
+        weight, top = torch.rand(4, 2), job.incoming("a") + "/universal/"
+        os.makedirs(top + "zero/a.w")
+        torch.save({"module": {"a.w": weight}, "param_shapes": [{"a.w": weight.shape}], "global_steps": 3}, top + "mp_rank_00_model_states.pt")
+        for kind in ("fp32", "exp_avg", "exp_avg_sq"):
+            torch.save({"cat_dim": 0, "param": weight}, f"{top}zero/a.w/{kind}.pt")
+        state = ptc.load(ptc.commit(job.incoming("a")))
+        self.assert_equal(state["optim"], {f"a.w.{kind}": weight for kind in ("fp32", "exp_avg", "exp_avg_sq")})
+        self.assert_equal(state["model_states"]["module"], {"a.w": weight})
 
     def test_places_that_are_none(self):
         job = ptc.Job.create(self.mount.path + "/places")
@@ -435,7 +526,8 @@ class InPlaceOfWhat(ranks.TestCase):
         job.set_layout(tp=1, pp=1, dp=1)
         state = {name: torch.full((4,), float(number)) for number, name in enumerate("abc", 3)}
         job.save({"model": state}, "a", overwrite=True)
-        self.assertEqual(first.read("b").tolist(), [4.] * 4)
+        with self.assertRaisesRegex(FileNotFoundError, "another checkpoint was committed under this name"):
+            first.read("b")
         whole = ptc.Box((0,), (4,))
         with self.assertRaises(FileNotFoundError):
             parts.array(parts.of(told.info("b").number, whole)[0][0], whole, "F32", False)
@@ -456,6 +548,60 @@ class InPlaceOfWhat(ranks.TestCase):
         in_place.sources_of = replaced
         with self.assertRaises(FileNotFoundError):
             ptc.load(job.file("checkpoints/a"), rank=0, copy=True)
+
+    def test_another_of_the_name_while_it_is_loaded(self):
+        """The model is not of the one, and the optimizer of the other."""
+        job = ptc.Job.create(self.mount.path + "/mixed")
+
+        def save(value):
+            job.save({"model": {"w": torch.full((4,), value)}, "optim": {"w": torch.full((4,), value)}}, "a", overwrite=True)
+        save(1.)
+        for name, options in (("Mapped", {}), ("Mapped", {"device": "meta"}), ("copied", {"copy": True})):
+            module = in_place if name == "copied" else ptc.safetensors
+            read = getattr(module, name)
+
+            def replaced(path):
+                file = read(path)  # pylint: disable=cell-var-from-loop
+                save(2.)
+                return file
+            with self.subTest(name, **options), unittest.mock.patch.object(module, name, replaced):
+                with self.assertRaisesRegex(FileNotFoundError, "another checkpoint was committed under this name"):
+                    ptc.load(job.path, **options)
+        self.assertEqual(ptc.load(job.path)["optim"]["w"].tolist(), [2.] * 4)
+
+    def test_another_of_the_name_while_dcp_reads_it(self):
+        import torch.distributed.checkpoint as dcp
+        job = ptc.Job.create(self.mount.path + "/mixed_dcp")
+
+        def state(value):
+            return {"model": {"w": torch.full((4,), value)}, "optim": {"w": torch.full((4,), value)}}
+        job.save(state(1.), "a")
+        copy_into = ptc.Checkpoint.copy_into
+
+        def replaced(checkpoint, target, tensor, part=None):
+            copy_into(checkpoint, target, tensor, part)
+            job.save(state(2.), "a", overwrite=True)
+        into = state(0.)
+        with unittest.mock.patch.object(ptc.Checkpoint, "copy_into", replaced):
+            with self.assertRaisesRegex(BaseException, "another checkpoint was committed under this name"):
+                dcp.load(into, storage_reader=ptc.Reader(job.path), no_dist=True)
+        dcp.load(into, storage_reader=ptc.Reader(job.path), no_dist=True)
+        self.assert_equal(into, state(2.))
+
+    def test_one_that_is_removed_while_it_is_loaded(self):
+        """Is not loaded in part: what the optimizer has lies in a directory that is looked at last."""
+        import torch.distributed.checkpoint as dcp
+        job = ptc.Job.create(self.mount.path + "/removed")
+        state = {"model": {"w": torch.ones(4)}, "optim": {"state": {"w": {"exp_avg": torch.zeros(4)}}}}
+        dcp.save(state, storage_writer=ptc.Writer(job, "a"), no_dist=True)
+        mapped = ptc.safetensors.Mapped
+
+        def removed(path):
+            file = mapped(path)
+            shutil.rmtree(job.file("checkpoints/a"))
+            return file
+        with unittest.mock.patch.object(ptc.safetensors, "Mapped", removed), self.assertRaises(OSError):
+            ptc.load(job.file("checkpoints/a"), rank=0)
 
     def test_boxes_and_targets_that_do_not_fit(self):
         checkpoint = ptc.Checkpoint(self.job_of({"w": torch.ones(4, 4)}).path)
@@ -507,6 +653,41 @@ class InPlaceOfWhat(ranks.TestCase):
         while free() < before + (16 << 20):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
+
+    def test_a_kernel_that_gives_no_pages_ahead(self):
+        """Before Linux 5.14 it knows no MADV_POPULATE_WRITE: it is asked once, and all is read as it comes."""
+        pages = in_place._Pages  # pylint: disable=protected-access
+        whole = torch.arange(1 << 20)
+        path = self.job_of({"w": whole}).file("checkpoints/a/layouts")
+        for name in ("_madvise", "_POPULATE_WRITE"):
+            self.addCleanup(setattr, pages, name, getattr(pages, name))
+        pages._madvise, pages._POPULATE_WRITE = None, 9999  # pylint: disable=protected-access
+        for _ in range(2):
+            for rank in ("tp1-pp1-dp1/rank/0", "tp1-pp1-dp2/rank/1"):
+                self.assert_equal(ptc.load(f"{path}/{rank}", copy=True)["model"]["w"], whole)
+            self.assertIs(pages._madvise, False)  # pylint: disable=protected-access
+
+    def test_threads_of_which_one_gets_no_pages_ahead(self):
+        """It is refused while another is about to ask."""
+        pages, address = in_place._Pages, in_place.ctypes.addressof  # pylint: disable=protected-access
+        self.addCleanup(setattr, pages, "_madvise", pages._madvise)  # pylint: disable=protected-access
+
+        def refused(memory):
+            pages._madvise = False  # pylint: disable=protected-access
+            return address(memory)
+        with unittest.mock.patch.object(in_place.ctypes, "addressof", refused):
+            for known in (None, False):
+                pages._madvise = known  # pylint: disable=protected-access
+                pages.take(memoryview(in_place.memory_of(1 << 20)))
+
+    def test_under_another_default_device(self):
+        """As where a model is made without memory: what is read lies in memory all the same."""
+        self.run_ranks(2, """
+mesh, checkpoint = init_device_mesh("cpu", (2,)), ptc.Checkpoint(path)
+with torch.device("meta"):
+    read = checkpoint.dtensor("w", mesh, [Replicate()]).to_local()
+assert read.tolist() == list(range(8)), read
+""", self.job_of({"w": torch.arange(8.)}).path)
 
     def test_a_checkpoint_for_another_process(self):
         """It can be sent there, as before something was read."""

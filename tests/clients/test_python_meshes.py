@@ -10,6 +10,7 @@ import ranks
 sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
+import ptc.loading  # noqa: E402  pylint: disable=wrong-import-position
 import ptc.safetensors  # noqa: E402  pylint: disable=wrong-import-position
 
 # On four ranks: name → (shape, the mesh's shape, placements).
@@ -148,9 +149,10 @@ dcp.save({"model": {**dtensors, "buffer": whole("buffer", 5)}}, storage_writer=p
 
     def test_a_model_on_its_mesh(self):
         """fully_shard with buffers, on replicas, and of tensor parallelism: as it was under every layout, and on any mesh."""
-        for kind, others in (("fsdp", ("hybrid", "tensor")), ("hybrid", ("hybrid", "fsdp")), ("tensor", ("tensor", "hybrid"))):
-            with self.subTest(kind):
-                job = ptc.Job.create(f"{self.mount.path}/{kind}", dp=4, optimizer="fsdp")
+        for kind, others, options in (("fsdp", ("hybrid", "tensor"), {}), ("hybrid", ("hybrid", "fsdp"), {}),
+                                      ("hybrid", ("hybrid", "tensor"), {"dp_shard": 2}), ("tensor", ("tensor", "hybrid"), {})):
+            with self.subTest(kind, **options):
+                job = ptc.Job.create(f"{self.mount.path}/{kind}{len(options)}", dp=4, optimizer="fsdp", **options)
                 self.run_wrapped(4, kind, SAVE, job)
                 model, optim = self.kept(job)
                 self.check_everywhere(job, "a", model)
@@ -381,6 +383,18 @@ assert all((value.full_tensor() == 2).all() for value in (m.v, m.w))
             there = top + "/checkpoints/a/layouts/tp1-pp1-dp1/rank/0"
             shutil.copytree(os.path.realpath(job.file("current")) + "/rank/0", there)
             self.assert_equal(ptc.load(there)["model"]["w"], torch.ones(2))
+
+    def test_which_part_the_layouts_name_says(self):
+        job = ptc.Job.create(self.mount.path + "/parts", dp=4, optimizer="fsdp", dp_shard=2)
+        job.save({"model": {"w": torch.arange(14.).view(7, 2)}}, "a", layout={"dp": 1})
+        job.wait()
+        for name, ranks_of, parts, each in (("tp1-pp1-dp4-shard2-fsdp", 4, 2, 4), ("tp1-pp1-dp3-fsdp", 3, 3, 3),
+                                            ("tp1-pp1-dp2-fsdp-order_dp_tp_cp_ep_pp", 2, 2, 4)):
+            for rank in range(ranks_of):
+                with self.subTest(name, rank=rank):
+                    begin = rank % parts * each
+                    loaded = ptc.load(job.file("checkpoints/a/layouts", name), rank=rank)["model"]["w"]
+                    self.assertEqual(ptc.loading.part_of(loaded), (((begin, 0), (min(each, 7 - begin), 2)), (7, 2)))
 
     def test_a_mesh_that_a_rank_is_not_on(self):
         job = ptc.Job.create(self.mount.path + "/foreign", dp=2, optimizer="fsdp")

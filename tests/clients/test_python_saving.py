@@ -1,7 +1,9 @@
 """tools/python: what becomes of saves that something comes between, on a real mount."""
 import os
+import signal
 import subprocess
 import sys
+import unittest
 
 import mount
 import ranks
@@ -51,6 +53,47 @@ os._exit(0)
 """, job.path)
         self.assertEqual(job.checkpoints(), ["a"])
 
+    def test_who_is_killed_while_he_writes(self):
+        """What he leaves may be as long as all of it, but is nothing that could be committed."""
+        job = ptc.Job.create(self.mount.path + "/killed")
+        code = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch, ptc
+writev = os.writev
+left = [int(sys.argv[3])]
+def some(file, parts):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return writev(file, parts[:1])
+os.writev = some
+ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
+"""
+        for calls in (1, 3):
+            where = job.incoming(f"after{calls}")
+            killed = subprocess.run([sys.executable, "-c", code, ranks.PACKAGE, where, str(calls)], check=False)
+            self.assertEqual(killed.returncode, -9)
+            self.assertGreater(os.path.getsize(where + "/rank/0/model.safetensors"), 4 << 20)
+            with self.assertRaises(ptc.CommitError):
+                ptc.commit(where)
+        self.assertEqual(job.checkpoints(), [])
+
+    @unittest.skipUnless(os.getuid() == 0, "only root can mount a file system")
+    def test_where_no_space_can_be_taken_at_once(self):
+        """ramfs has no fallocate(2), for which the C library would write into each page."""
+        where = self.temporary("ramfs")
+        os.mkdir(where)
+        subprocess.run(["mount", "-t", "ramfs", "ptcfs-test", where], check=True)
+        self.addCleanup(subprocess.run, ["umount", where], check=True)
+
+        def calls():
+            return int(mount.read_text("/proc/self/io").split("syscw: ")[1].split()[0])
+        before = calls()
+        ptc.save({"w": torch.arange(4 << 20)}, where)
+        self.assertLess(calls() - before, 100)
+        self.assertTrue(torch.equal(ptc.load(where)["w"], torch.arange(4 << 20)))
+
     def test_two_processes_save_one_name(self):
         """Without a group, as a second start of what still runs. The second is told, and nothing of the first is touched."""
         job = ptc.Job.create(self.mount.path + "/twice")
@@ -79,6 +122,40 @@ os._exit(0)
                 job.save({"w": torch.ones(4)}, "c")
             killed.kill()
         job.save({"w": torch.ones(4)}, "c")
+
+    def test_one_that_is_killed_is_not_committed(self):
+        """Its files have their whole length from the beginning on."""
+        import torch.distributed.checkpoint as dcp
+        job = ptc.Job.create(self.mount.path + "/torn")
+        state = {"model": {f"a{i}.w": torch.ones(1 << 20) for i in range(4)},
+                 "optim": {"state": {"a0.w": {"m": torch.ones(1 << 20)}}}, "step": 3}
+
+        def saved_and_killed(save, bytes_left):
+            child = os.fork()
+            if child:
+                return os.waitpid(child, 0)[1]
+
+            def some(file, parts, write=os.writev):
+                nonlocal bytes_left
+                for part in parts if bytes_left <= sum(part.nbytes for part in parts) else ():
+                    os.write(file, part[:bytes_left])
+                    bytes_left -= min(bytes_left, part.nbytes)
+                    if not bytes_left:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                done = write(file, parts)
+                bytes_left -= done
+                return done
+            os.writev = some
+            save()
+            return os._exit(0)
+        for save in (lambda: job.save(state, "a"), lambda: dcp.save(state, storage_writer=ptc.Writer(job, "a"), no_dist=True)):
+            for mebibytes in (1, 6, 18):  # in the model's first tensor, its second, the optimizer's
+                with self.subTest(mebibytes=mebibytes):
+                    self.assertEqual(saved_and_killed(save, mebibytes << 20), signal.SIGKILL)
+                    with self.assertRaisesRegex(ptc.CommitError, r"\.safetensors: it has no header, as one whose writer was ended"):
+                        ptc.commit(job.incoming("a"))
+        job.save({"model": {"w": torch.ones(4)}}, "a")
+        self.assertEqual(ptc.load(job.path)["model"]["w"].tolist(), [1, 1, 1, 1])
 
     def test_a_name_again(self):
         job = ptc.Job.create(self.mount.path + "/again")

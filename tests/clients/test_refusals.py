@@ -1,4 +1,5 @@
 """Layouts that cannot be are refused when they are saved; the reason says what is wrong, and where."""
+import json
 import os
 import re
 
@@ -71,8 +72,7 @@ REFUSED = {
     "stages are no list": ('{"tp": 1, "pp": 2, "dp": 1, "stages": §5}', "'stages' must be a list"),
     "too few stages": ('{"tp": 1, "pp": 2, "dp": 1, "stages": §[5]}',
                        "'stages' has 1 entries, but pp is 2"),
-    "a stage without layers": ('{"tp": 1, "pp": 2, "dp": 1, "stages": [5, §0]}', "at least 1"),
-    "a stage of less than none": ('{"tp": 1, "pp": 2, "dp": 1, "stages": [6, §-1]}', "at least 1"),
+    "a stage of less than none": ('{"tp": 1, "pp": 2, "dp": 1, "stages": [6, §-1]}', "must be a whole number"),
     "stages that do not add up": ('{"tp": 1, "pp": 2, "dp": 1,\n "stages": §[1, 1]}',
                                   "adds up to 2 layers, but the model has 5"),
     "stretches of one stage": ('{"tp": 1, "pp": 1, "dp": 1, "vpp": §2}', "'vpp' is 2", "pp must be more than 1"),
@@ -187,6 +187,24 @@ class Refusals(Saving):
         self.begin(self.job)
         self.check_refused('{"tp": 4, %s}' % REST, "has lost", lost[0])
         self.check_accepted('{"tp": 2, "pp": 1, "dp": 2}')
+
+
+class LostSecrets(mount.TestCase):
+    def test_names_that_are_not_for_all_are_not_in_status(self):
+        job = self.new_job()
+        models.write_safetensors(job.incoming("base") + "/rank/0/model.safetensors",
+                                 [models.Tensor("secret.weight", "F32", (4096,), bytes(4 * 4096))])
+        os.chmod(job.incoming("base") + "/rank/0/model.safetensors", 0o600)
+        job.commit("base")
+        images = os.path.join(self.mount.store, "images")
+        self.mount.stop()
+        sizes = {os.path.getsize(os.path.join(images, name)): name for name in os.listdir(images)}
+        os.rename(os.path.join(images, sizes[max(sizes)]), self.temporary("image"))
+        self.mount.start()
+        status = job.status()
+        self.assertEqual(status["checkpoints"][0]["lost"], ["1 of names that are not for all"])
+        self.assertIn("has lost 1 tensor", " ".join(status["warnings"]))
+        self.assertNotIn("secret", json.dumps(status))
 
 
 class AFailedReshard(Saving):

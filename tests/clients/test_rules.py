@@ -22,7 +22,7 @@ REFUSED = {
     "an unknown key": ('{%s,\n §"ruless": []}' % FORMAT, "'ruless' (did you mean 'rules'?)"),
     "a key like no other": ('{%s, §"quantisation": 4}' % FORMAT, "known are format, family"),
     "an unknown family": ('{%s, "extends": §"lama"}' % FORMAT, "did you mean 'llama'?"),
-    "a family of its own": ('{%s, "extends": §"custom"}' % FORMAT, "there are bert"),
+    "a family of its own": ('{%s, "extends": §"custom"}' % FORMAT, "there are bailing_moe, bart"),
     "prefixes are no list": ('{%s, "prefixes": §"model."}' % FORMAT, "must be a list of texts"),
     "a prefix is no text": ('{%s, "prefixes": ["a.", §1]}' % FORMAT, "expected a text"),
     "facts are no object": ('{%s, "facts": §[]}' % FORMAT, "'facts' must be an object"),
@@ -32,8 +32,16 @@ REFUSED = {
     "a fact's name": ('{%s, "facts": {"Heads": §8}}' % FORMAT, "small letters, digits"),
     "tied is a number": ('{%s, "tied": §1}' % FORMAT, "'tied' must be true, false or"),
     "an unknown key of tied": ('{%s, "tied": {§"keys": "x"}}' % FORMAT, "did you mean 'key'?"),
+    "tied types are no list": ('{%s, "tied": {"default_of": §"gemma"}}' % FORMAT, "must be a list of texts"),
+    "needs_type is a text": (RULE % '"needs_type": §"llama"', "must be true or false"),
     "scales without block": ('{%s, "scales": §{"suffix": "_s"}}' % FORMAT, "needs 'suffix' and"),
     "scales of no size": ('{%s, "scales": {"suffix": "_s", "block": §0}}' % FORMAT, "from 1 to"),
+    "quantised is an object": ('{%s, "quantised": §{}}' % FORMAT, "'quantised' must be a list"),
+    "a part is a text": ('{%s, "quantised": [§"qweight"]}' % FORMAT, "a quantised weight's part must be an object"),
+    "a part without a name": ('{%s, "quantised": [§{"axes": "in"}]}' % FORMAT, "needs 'names' or 'suffixes'"),
+    "a part's unknown axes": ('{%s, "quantised": [{"names": ["q"], "axes": §"out"}]}' % FORMAT, '"one" or "whole"'),
+    "a part of two components": ('{%s, "quantised": [{"names": ["q", §"a.b"]}]}' % FORMAT, "a component of a name"),
+    "an unknown key of a part": ('{%s, "quantised": [{§"name": ["q"]}]}' % FORMAT, "did you mean 'names'?"),
     "adapters are a list": ('{%s, "adapters": §[]}' % FORMAT, "'adapters' must be"),
     "wrappers are a list": ('{%s, "wrappers": §["module"]}' % FORMAT, "'wrappers' must be"),
     "an unknown key of wrappers": ('{%s, "wrappers": {§"lead": []}}' % FORMAT, "unknown key 'lead'; known are leading, anywhere"),
@@ -70,6 +78,10 @@ REFUSED = {
     "parts are no list": (CUT % '"parts": §{}', "'parts' must be a list"),
     "a part is no object": (CUT % '"parts": [{}, §2]', "a part must be an object"),
     "a part's unknown key": (CUT % '"parts": [{§"sizes": 2}]', "did you mean 'size'?"),
+    "a part when it rains": (CUT % '"parts": [{"when": §"rain"}]', "'when' must be an object of facts"),
+    "a part's unknown fact": (CUT % '"parts": [{"when": {"rain": §1}}]', "unknown fact 'rain'; name it in 'facts'"),
+    "a part's fact in words": ('{%s, "facts": {"rain": 1}, "rules": [{"names": ["{layer}.w"], "cut": {"axis": 0,\n'
+                               '"parts": [{"when": {"rain": §"much"}}]}}]}' % FORMAT, "must be a whole number from 0 to"),
     "padding of one rank": (CUT % '"pad_single_rank": §true', "needs 'vocab_multiple'"),
     "a vocabulary of heads": (CUT % '"heads": 2, "vocab_multiple": §8', "has neither 'heads' nor"),
     "blocks of nothing": (CUT % '"block": §0', "from 1 to"),
@@ -107,7 +119,10 @@ class Rules(Saving):
 
 class Explained(mount.TestCase):
     def job_of(self, model):
-        job = self.new_job()
+        return self.job_of_name(model, self.id().rsplit(".", 1)[-1])
+
+    def job_of_name(self, model, name):
+        job = self.mount.job(name)
         model.write_hf(job.incoming("base") + "/rank/0")
         job.commit("base")
         return job
@@ -189,6 +204,78 @@ class Explained(mount.TestCase):
             for reason in reasons:
                 self.assertIn(reason, error)
         self.assertIn("No such file", self.check(path + ".json", code=1).stderr)
+
+    def test_a_model_offline(self):
+        model, directory = models.Llama(), self.temporary("model")
+        model.write_hf(directory)
+        job = self.job_of(model)
+        report = json.loads(self.check(directory, "--layout", "tp4-pp2-dp1", "--json").stdout)
+        of_job = json.loads(self.check(job.name, "--layout", "tp4-pp2-dp1", "--json").stdout)
+        self.assertEqual(report.pop("fits"), of_job.pop("fits"))
+        self.assertEqual(report, of_job)
+        self.assertIn(f"{directory} under tp2-pp1-dp1, with the rules of family llama",
+                      " ".join(self.check(directory).stdout.split()))
+        self.assertIn("8 heads", self.check(directory, "--layout", "tp3-pp1-dp1", code=1).stdout)
+        rules = self.temporary("rules.json")
+        models.write_file(rules, '{%s, "extends": "llama", "family": "mine", "facts": {"heads": 6}}' % FORMAT)
+        done = self.check(directory, "--rules", rules, "--layout", "tp3-pp1-dp1", code=1)
+        self.assertIn("family mine", " ".join(done.stdout.split()))
+        self.assertIn("No such file", self.check(directory, "--rules", rules + "x", code=1).stderr)
+        model.write_hf(directory + "-shards", sharded=True)
+        self.assertIn("layers.{0-1}.mlp", self.check(directory + "-shards").stdout)
+        models.write_file(directory + "/model-9.safetensors", "torn")
+        self.assertIn("model-9.safetensors: ", self.check(directory, code=1).stderr)
+
+    def suggested(self, *arguments):
+        done = self.mount.ptc("rules", "suggest", *arguments)
+        return json.loads(done.stdout), done.stderr
+
+    def test_rules_to_begin_with(self):
+        model, directory, path = models.Llama(), self.temporary("model"), self.temporary("rules.json")
+        model.config = {**model.config, "model_type": "brand_new"}
+        layer = "model.layers.0."
+        for name, shape in ((layer + "self_attn.qkv_proj.weight", (96, 64)), (layer + "extra.fc_in.weight", (8, 4)),
+                            (layer + "extra.fc_in.bias", (8,)), (layer + "extra.fc_out.weight", (4, 8)),
+                            (layer + "extra.fc_out.bias", (4,)), ("model.vision.table", (3, 4)), ("extra.scale", (5,))):
+            size = 4
+            for extent in shape:
+                size *= extent
+            model.tensors.append(models.Tensor(name, "F32", shape, bytes(size)))
+        model.write_hf(directory)
+        self.check(directory, code=1)
+        rules, said = self.suggested(directory)
+        self.assertEqual(rules["extends"], "llama")
+        self.assertIn("guess: the order inside of model.layers.{layer}.self_attn.qkv_proj.weight", rules["description"])
+        found = {name: (rule.get("cut", {}).get("axis"), rule.get("stage")) for rule in rules["rules"]
+                 for name in rule["names"] if rule["description"].startswith("guess: ")}
+        layers = "model.layers.{layer}.extra."
+        self.assertEqual(found, {layers + "fc_in.weight": (0, None), layers + "fc_in.bias": (0, None),
+                                 layers + "fc_out.weight": (1, None), layers + "fc_out.bias": (None, None),
+                                 "model.vision.table": (None, "first"), "extra.scale": (None, "all")})
+        self.assertIn("6 of this are guessed", said)
+        models.write_file(path, json.dumps(rules))
+        self.check(path)
+        self.check(directory, "--rules", path, "--layout", "tp2-pp2-dp1")
+        job = self.new_job()
+        models.write_file(job.file("rules.json"), json.dumps(rules))
+        model.write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        job.set_layout(tp=2, pp=2)
+        known, said = self.suggested(self.job_of_name(models.Gpt2(), "known").name)
+        self.assertEqual((known["extends"], known["rules"]), ("gpt2", []))
+        self.assertIn("all names", said)
+
+    def test_a_type_that_is_not_known_is_cut_by_names_that_are(self):
+        model = models.Llama()
+        model.config = {**model.config, "model_type": "brand_new"}
+        job = self.job_of(model)
+        self.assertIn("rules of family llama", self.check(job.name, "--layout", "tp2-pp1-dp1").stdout)
+        job.set_layout(tp=2)
+        model.tensors.append(models.Tensor("model.layers.0.sideways.weight", "F32", (4,), bytes(16)))
+        job.set_layout(tp=1)
+        model.write_hf(job.incoming("more") + "/rank/0")
+        job.commit("more")
+        self.assertIn("sideways", self.check(job.name + "/more", "--layout", "tp2-pp1-dp1", code=1).stderr)
 
 
 if __name__ == "__main__":

@@ -175,13 +175,15 @@ class Saved(Checkpoints):
         self.expect_state(job, "tp2-pp3-dp1", 2, 3, range(4))
         self.expect_whole(job)
 
-    def sharded(self, rank, ranks=2):
-        """What FSDP2's rank has: rows of each tensor, as DTensors."""
+    def sharded(self, rank, ranks=2, groups=1):
+        """What FSDP2's rank has: rows of each tensor, as DTensors; with HSDP each group of so many has the same."""
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor import DTensor, Replicate, Shard
         from torch.testing._internal.distributed.fake_pg import FakeStore
-        torch.distributed.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
-        mesh = init_device_mesh("cpu", (ranks,))
+        torch.distributed.init_process_group("fake", rank=rank, world_size=groups * ranks, store=FakeStore())
+        mesh = init_device_mesh("cpu", (groups, ranks) if groups > 1 else (ranks,))
+        placements = [Replicate(), Shard(0)] if groups > 1 else [Shard(0)]
+        at = rank % ranks
 
         def cut(value):
             if isinstance(value, dict):
@@ -189,11 +191,34 @@ class Saved(Checkpoints):
             if not isinstance(value, torch.Tensor) or value.dim() == 0:
                 return value
             step = -(-value.shape[0] // ranks)
-            return DTensor.from_local(value[rank * step:][:step].clone(), mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride())
+            return DTensor.from_local(value[at * step:][:step].clone(), mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
         try:
             return cut(state(by_name(self.model.tensors), rank))
         finally:
             torch.distributed.destroy_process_group()
+
+    def test_local_shards_of_hybrid_sharding(self):
+        job = self.new_job()
+        job.set_layout(dp=4, optimizer="fsdp", dp_shard=2)
+        for rank in range(4):
+            self.save(job, self.sharded(rank, 2, 2), rank)
+        models.write_file(job.incoming("base") + "/rank/0/config.json", self.model.config_text())
+        written = [mount.read_bytes(job.incoming("base") + f"/rank/{rank}/model.pt") for rank in range(4)]
+        job.commit("base")
+        self.expect_whole(job)
+        current = job.file("current", "rank")
+        self.assertEqual([mount.read_bytes(f"{current}/{rank}/model.pt") for rank in range(2)], written[:2])
+        for layout in ("tp1-pp1-dp1", "tp2-pp1-dp1", "tp2-pp3-dp1"):
+            self.expect_state(job, layout, *LAYOUTS[layout], range(2))
+        job.set_layout(dp=6, optimizer="fsdp", dp_shard=3)
+        norm = "model.norm.weight"
+        parts = [torch.load(f"{current}/{rank}/model.pt", weights_only=True)["model"][norm] for rank in range(6)]
+        for first, second in zip(parts[:3], parts[3:]):
+            self.assertTrue(torch.equal(first, second))
+        self.assertTrue(torch.equal(torch.cat(parts[:3]), state(by_name(self.model.tensors), 0)["model"][norm]))
+        self.assertEqual([mount.digests(f"{current}/{rank}/tensors") for rank in range(3)],
+                         [mount.digests(f"{current}/{rank}/tensors") for rank in range(3, 6)])
+        self.expect_whole(job)
 
     def test_local_shards_of_dtensors(self):
         job = self.new_job()
@@ -208,8 +233,50 @@ class Saved(Checkpoints):
         job = self.mount.job("said-otherwise")
         self.save(job, self.sharded(0))
         self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
-        for reason in ("is a DTensor that says it is [0:", "under layout tp1-pp1-dp1"):
+        for reason in ("is a DTensor that says it is [0:", "under layout tp1-pp1-dp1", "cuts like, take dcp.save"):
             self.assertIn(reason, job.commit_error("base"))
+        job = self.mount.job("replicas-of-rows")
+        job.set_layout(dp=4, optimizer="fsdp")
+        for rank in range(4):
+            self.save(job, self.sharded(rank, 2, 2), rank)
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn('with HSDP "dp_shard" says among how many ranks', job.commit_error("base"))
+
+    def test_local_shards_of_two_axes(self):
+        """FSDP2 cuts what tensor parallelism has left of each tensor."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+        from torch.distributed.tensor.placement_types import _StridedShard
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        self.model = type("Even", (models.Llama,), {"vocab": 512, "config": {**models.Llama.config, "vocab_size": 512}})()  # without padding
+        shapes = {tensor.name: tensor.shape for tensor in self.model.tensors}
+
+        def sharded(rank):
+            torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+            def cut(name, value):
+                whole = torch.Size(shapes[name])
+                axis = next((axis for axis, extent in enumerate(whole) if extent != value.shape[axis]), None)
+                tp = Replicate() if axis is None else Shard(axis)
+                step = -(-value.shape[0] // 2)
+                return DTensor.from_local(value[rank // 2 * step:][:step].clone(), mesh, [_StridedShard(0, split_factor=2) if axis == 0 else Shard(0), tp],
+                                          run_check=False, shape=whole, stride=torch.empty(whole, device="meta").stride())
+            weights = by_name(self.model.rank_tensors(2, 1, rank % 2, 0))
+            try:
+                return {"model": {name: cut(name, tensor) for name, tensor in weights.items()}}
+            finally:
+                torch.distributed.destroy_process_group()
+        job = self.new_job()
+        job.set_layout(tp=2, dp=2, optimizer="fsdp")
+        for rank in range(4):
+            self.save(job, sharded(rank), rank)
+        models.write_file(job.incoming("base") + "/rank/0/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_whole(job)
+        for rank in range(4):
+            loaded = torch.load(job.rank_file("base", "tp4-pp1-dp1", rank, "model.pt"), mmap=True, weights_only=True)
+            self.expect_tensors(loaded["model"], by_name(self.model.rank_tensors(4, 1, rank, 0)))
 
     def test_names(self):
         """What encloses the model is no part of its names, and is there again under every layout."""

@@ -51,6 +51,7 @@ import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -58,7 +59,10 @@ def cut(*order):
     spec = DTensorSpec(mesh, (Shard(0), Shard(0)), TensorMeta(torch.Size([8]), (1,), torch.float32), shard_order=(ShardOrderEntry(0, order),))
     return DTensor(torch.arange(2.), spec, requires_grad=False)
 uneven = DTensor.from_local(torch.ones(2), mesh["tp"], [Shard(0)], run_check=False, shape=(7,), stride=(1,))
-torch.save({"usual": cut(0, 1), "other": cut(1, 0), "uneven": uneven}, sys.argv[1])
+def after_tp(rows, held, split=2):  # FSDP has cut last
+    return DTensor.from_local(torch.ones(held), mesh, [_StridedShard(0, split_factor=split), Shard(0)], run_check=False, shape=(rows,), stride=(1,))
+torch.save({"usual": cut(0, 1), "other": cut(1, 0), "uneven": uneven, "even.after": after_tp(8, 2), "odd.after": after_tp(9, 2),
+            "none.after": after_tp(2, 1), "more.after": after_tp(9, 3), "many.after": after_tp(8, 2, 1 << 40)}, sys.argv[1])
 os._exit(0)
 """
 
@@ -389,7 +393,8 @@ class TorchFiles(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
         shardings = {t["name"]: t["sharding"] for t in self.dump("torch", self.path("orders.pt"))["tensors"]}
         boxes = {name: sharding["box"] for name, sharding in shardings.items()}
-        self.assertEqual(boxes, {"usual": "[2:4]", "other": None, "uneven": None})  # rank 1 of 4 has [4:6] of the other
+        self.assertEqual(boxes, {"usual": "[2:4]", "other": "[4:6]", "uneven": None, "even.after": "[4:6]", "odd.after": "[5:7]",
+                                 "none.after": "[1:2]", "more.after": None, "many.after": None})
         self.assertEqual((shardings["usual"]["mesh_ranks"], shardings["uneven"]["mesh_ranks"]), ([0, 1, 2, 3], []))
 
     def part(self, whole, chunk):

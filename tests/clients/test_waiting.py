@@ -308,9 +308,67 @@ class SlowGathering(mount.TestCase):
             self.assertEqual(reader.wait(timeout=4 * PROMPT), 0)
 
 
+class LongCommit(mount.TestCase):
+    """Hashing takes far longer than any mv waits, and very many wait for it."""
+    MOVERS = 64
+
+    def test_who_stands_in_their_queue_is_soon_through(self):
+        job, other = self.new_job(), self.mount.job("renames-meanwhile")
+        for name in ("a", "b"):
+            os.makedirs(other.file(name))
+        path, size = job.incoming("base") + "/rank/0/model.safetensors", 1 << 42
+        models.write_file(path, models.safetensors_header({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}))
+        os.truncate(path, os.path.getsize(path) + size)
+        stop, errors = threading.Event(), []
+
+        def ask_again():
+            while not stop.is_set():
+                errors.append(mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base")))
+        movers = [threading.Thread(target=ask_again) for _ in range(self.MOVERS)]
+        for mover in movers:
+            mover.start()
+        try:
+            until = time.monotonic() + 5
+            while time.monotonic() < until:
+                # Those that stand in the queue are before it, and the kernel is fair to none of them.
+                mount.within(2 * PROMPT, os.rename, other.file("a"), other.file("b", "a"))
+                os.rename(other.file("b", "a"), other.file("a"))
+        finally:
+            stop.set()
+            for mover in movers:
+                mover.join()
+        self.assertEqual(set(errors), {"EAGAIN"})
+        os.unlink(path)  # which ends it
+
+
 class SealedDirectory(mount.TestCase):
     """What is being committed is sealed; who would write it waits for a moment, on a thread that answers others, too."""
     OPENERS = 48
+
+    def test_who_has_waited_writes_nothing_that_is_committed(self):
+        job = self.new_job()
+        for name, change in (("open", lambda path: os.close(os.open(path, os.O_RDWR))),
+                             ("open-empty", lambda path: os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))),
+                             ("truncate", lambda path: os.truncate(path, 1)),
+                             ("link", lambda path: os.link(path, job.incoming("linked")))):
+            with self.subTest(name):
+                models.Llama().write_hf(job.incoming(name) + "/rank/0")
+                wanted, held = (job.incoming(name) + f"/rank/0/{file}" for file in ("wanted", "held"))
+                models.write_file(wanted, "what it was")
+                errors, committed = [], []
+                with open(held, "w", encoding="utf-8"):  # so that the commit looks whether it is closed, and has sealed the rest
+                    threads = [threading.Thread(target=lambda: committed.append(mount.error_of(
+                        os.rename, job.incoming(name), job.checkpoint(name))))]
+                    threads[0].start()
+                    time.sleep(0.1)
+                    threads.append(threading.Thread(target=lambda: errors.append(mount.error_of(change, wanted))))
+                    threads[1].start()
+                    time.sleep(0.1)
+                for thread in threads:
+                    thread.join()
+                self.assertEqual(committed, [""])
+                self.assertIn(errors[0], ("EROFS", "EPERM", "EBUSY"))
+                self.assertEqual(mount.read_text(job.rank_file(name, "tp1-pp1-dp1", 0, "wanted")), "what it was")
 
     def test_few_wait_for_it(self):
         job = self.new_job()

@@ -131,8 +131,11 @@ class Node(mount.Mount):
 
     def image_bytes(self):
         """Of the files that the node holds for all jobs."""
-        images = os.path.join(self.store, "images")
-        return sum(os.stat(os.path.join(images, name)).st_size for name in os.listdir(images))
+        images, found = os.path.join(self.store, "images"), 0
+        for name in os.listdir(images):
+            with contextlib.suppress(FileNotFoundError):  # it goes just now
+                found += os.stat(os.path.join(images, name)).st_size
+        return found
 
     def unnamed_images(self):
         """Those that the daemon holds though they are in no checkpoint."""

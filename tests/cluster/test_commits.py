@@ -38,6 +38,9 @@ class Commits(TestCase):
         error = mount.error_of(os.rename, job.incoming(name), job.checkpoint(name))
         return error, time.monotonic() - start
 
+    def commit_at_last(self):
+        cluster.until(lambda: self.rename(0)[0] == "", "a mv commits", 5 * LEASE)
+
     def images(self):
         return sum(self.nodes.nodes[node].image_bytes() for node in range(3))
 
@@ -97,6 +100,38 @@ class Commits(TestCase):
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 1, 2)
 
+    def test_names_that_a_node_keeps_from_others_are_not_told(self):
+        """Whatever that node does between its refusal and the question for whom it is."""
+        for name, meanwhile, afterwards in (
+                ("silent", lambda: self.nodes.pause(1), lambda: self.nodes.resume(1)),
+                ("moved", lambda: os.rename(self.job(1).incoming("base"), self.job(1).incoming("elsewhere")), lambda: None)):
+            with self.subTest(name):
+                self.name = f"secrets-{name}"
+                job = self.nodes.job(0, self.name)
+                cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+                models.write_file(job.incoming("base") + "/rank/0/a", b"x")
+                private = self.job(1).incoming("base") + "/rank/1"
+                os.makedirs(private)
+                os.symlink("/nowhere", private + "/secret-name")
+                os.chmod(private, 0o700)
+                self.nodes.pause(2)  # so that the others' answers are not told at once
+                moving = threading.Thread(target=self.rename, args=(0,))
+                moving.start()
+                time.sleep(1)
+                meanwhile()
+                try:
+                    moving.join()
+                    self.nodes.resume(2)
+                    error = job.incoming("base") + ".error"
+                    cluster.until(lambda path=error: os.path.exists(path), "it is refused", 5 * LEASE)
+                    self.assertEqual(os.stat(error).st_mode & 0o077, 0)
+                    cluster.until(lambda: "says why" in (self.job(0).status()["last_error"] or {}).get("what", ""), "and told",
+                                  5 * LEASE)
+                    self.assertNotIn("secret-name", self.job(0).status()["last_error"]["what"])
+                finally:
+                    afterwards()
+                self.nodes.wait_members()
+
     def test_a_stopped_node_holds_up_nobody(self):
         """A rename holds locks of the whole mount: it is over in two seconds, and so is one of another job."""
         model = models.Llama(42)
@@ -116,11 +151,43 @@ class Commits(TestCase):
             os.rename(other.file("a"), other.file("b", "a"))
             os.rename(other.file("b", "a"), other.file("a"))
             self.assertLess(time.monotonic() - again, RENAME_SECONDS)
-        self.job(0).commit("base")  # when w2 counts as dead
+        self.commit_at_last()  # when w2 counts as dead
         self.nodes.resume(2)
         self.nodes.wait_members()
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 1, 2)
+
+    def test_many_that_wait_hold_up_nobody_for_long(self):
+        """Nor does their queue: who has waited in vain just now waits for a moment only."""
+        self.write(models.Llama(41), replicas=1)
+        other = self.nodes.job(0, self.name + "-other")
+        self.addCleanup(lambda: self.nodes.nodes[0].ptc("rm", "--force", other.name, check=False))
+        for name in ("a", "b"):
+            os.makedirs(other.file(name))
+        self.nodes.pause(2)
+        errors, ended = [], time.monotonic() + LEASE - 1
+
+        def ask_again():
+            while time.monotonic() < ended:
+                errors.append(self.rename(0)[0])
+        asking = [threading.Thread(target=ask_again) for _ in range(8)]
+        for thread in asking:
+            thread.start()
+        longest = 0
+        while time.monotonic() < ended:
+            again = time.monotonic()
+            os.rename(other.file("a"), other.file("b", "a"))
+            os.rename(other.file("b", "a"), other.file("a"))
+            longest = max(longest, time.monotonic() - again)
+        for thread in asking:
+            thread.join()
+        self.assertGreater(len(errors), len(asking))
+        self.assertEqual(set(errors), {"EAGAIN"})
+        self.assertLess(longest, 3 * RENAME_SECONDS)  # two, each of which all others may come before
+        self.commit_at_last()
+        self.nodes.resume(2)
+        self.nodes.wait_members()
+        self.nodes.wait_settled(self.name)
 
     def test_who_writes_ends_it(self):
         """Between two renames the files are the user's: on whatever node one is written or removed, nothing is lost."""
@@ -218,13 +285,16 @@ class Commits(TestCase):
 
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
-        before = self.images()
+        before, there = self.images(), [node.image_bytes() for node in self.nodes.nodes]
         self.write(BigLlama(45), replicas=1)
         self.nodes.shape(2, "20mbit")  # the copies take a while
         self.assertEqual(self.rename(0)[0], "EAGAIN")
-        cluster.until(lambda: self.images() > before, "there are images")
+        cluster.until(lambda: self.nodes.nodes[2].image_bytes() > there[2], "w2 copies")
         self.nodes.kill(0)
         self.nodes.shape(2, None)
+        # It does not come back for that.
+        cluster.until(lambda: [node.image_bytes() for node in self.nodes.alive()] == there[1:], "no living one has any")
+        self.assertTrue(os.path.exists(self.file_on(1)))
         self.nodes.start(0)
         self.nodes.wait_members()
         cluster.until(lambda: self.images() == before, "nothing is left")

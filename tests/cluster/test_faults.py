@@ -103,6 +103,83 @@ class Faults(TestCase):
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 2, 1)
 
+    def while_etcd_is_silent(self, locked, change, *arguments):
+        """Before it is known that the lease may have ended: what the call fails with. It does not take long, nor does
+        an ls of the directory that the kernel has locked for it."""
+        def timed(call, *arguments):
+            begun = time.monotonic()
+            return mount.error_of(call, *arguments), time.monotonic() - begun
+
+        def listed():
+            subprocess.run(["ls", "-l", locked], stdout=subprocess.DEVNULL, check=True)
+
+        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        try:
+            with concurrent.futures.ThreadPoolExecutor() as threads:
+                changing = threads.submit(timed, change, *arguments)
+                time.sleep(0.3)
+                listing = threads.submit(timed, listed)
+                failed, seconds = changing.result()
+                self.assertEqual(listing.result()[0], "")
+                self.assertLess(max(seconds, listing.result()[1]), 2.5)
+                self.assertGreater(seconds, 1, "it did not wait at all: the lease had ended")
+        finally:
+            self.nodes.etcd.send_signal(signal.SIGCONT)
+        return failed
+
+    def expect_job(self, there):
+        for node in self.alive():
+            cluster.until(lambda node=node: (self.name in os.listdir(self.nodes.path(node))) == there,
+                          f"w{node} {'has' if there else 'has not'} the job", 10)
+            self.assertEqual(os.path.isdir(self.job(node).path), there)
+            self.assertEqual(os.path.isdir(os.path.join(self.nodes.nodes[node].store, "jobs", self.name)), there)
+
+    def test_a_silent_etcd_holds_up_no_listing(self):
+        """mkdir and rmdir of a job wait no longer than a rename; nothing has changed then, and the same again does it."""
+        path = self.nodes.path(0, self.name)
+        for change, there in ((os.mkdir, False), (os.rmdir, True)):
+            self.nodes.wait_members()
+            self.assertEqual(self.while_etcd_is_silent(self.nodes.path(0), change, path), "EAGAIN")
+            said = f"the same {change.__name__} again goes on with it"
+            self.assertIn(said, mount.read_text(self.nodes.nodes[0].log))
+            time.sleep(1)
+            self.expect_job(there)
+            cluster.until(lambda change=change: mount.error_of(change, path) == "", "the same again", 10)
+            self.expect_job(not there)
+            self.assertEqual(mount.error_of(change, path), "ENOENT" if there else "EEXIST")
+
+    def test_a_silent_etcd_holds_up_no_directory_of_a_job(self):
+        """What is changed of it with such a lock goes on by itself, and the same again joins it."""
+        self.commit(0, models.Llama(16))
+        job = self.job(0)
+        models.Llama(17).write_hf(job.incoming("kept") + "/rank/0")
+        job.commit("kept")
+        models.write_file(job.file("rules.json"), json.dumps({"format": "ptc-rules/1", "family": "mine",
+                                                              "rules": [{"names": ["**"], "stage": "all"}]}))
+        for where, names, files in os.walk(job.checkpoint("base"), topdown=False):
+            for name in files:
+                os.unlink(os.path.join(where, name))
+            for name in names:
+                path = os.path.join(where, name)
+                (os.unlink if os.path.islink(path) else os.rmdir)(path)
+        changes = ((job.path, os.chmod, (job.path, 0o700)), (job.path, os.chmod, (job.file("layout.json"), 0o600)),
+                   (job.path, os.unlink, (job.file("rules.json"),)),
+                   (job.file("checkpoints"), os.rmdir, (job.checkpoint("base"),)),
+                   (job.checkpoint("kept"), os.setxattr, (job.checkpoint("kept"), "user.ptc.pin", b"1")))
+        for locked, change, arguments in changes:
+            self.nodes.wait_members()
+            # Of setxattr the kernel would make "not supported" of EAGAIN.
+            wanted = "EBUSY" if change is os.setxattr else "EAGAIN"
+            self.assertEqual(self.while_etcd_is_silent(locked, change, *arguments), wanted, arguments)
+            cluster.until(lambda call=(change, *arguments): mount.error_of(*call) in ("", "ENOENT"), "the same again", 10)
+        for node in self.alive():
+            there = self.job(node)
+            cluster.until(lambda there=there: os.stat(there.path).st_mode & 0o777 == 0o700 and
+                          os.stat(there.file("layout.json")).st_mode & 0o777 == 0o600 and
+                          not os.path.exists(there.file("rules.json")) and os.listdir(there.file("checkpoints")) == ["kept"] and
+                          os.listxattr(there.checkpoint("kept")) == ["user.ptc.pin"],
+                          f"w{node} has it so", 10)
+
     def test_without_etcd_a_job_is_listed_that_nobody_here_has_looked_at(self):
         """Its data set alone waits for what is agreed on, and holds up nobody."""
         names, readers = [f"{self.name}-{i}" for i in range(6)], []

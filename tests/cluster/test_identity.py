@@ -113,9 +113,10 @@ class TestCase(unittest.TestCase):
         """Those of a backup begin anew."""
         cluster.until(lambda: "/nodes/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/"), "leases end")
 
-    def recover(self, number, *options, check=True):
+    def recover(self, number, *options, check=True, stores=None):
         """With --yes, from the store that has seen the latest of all."""
-        stores = [node.store for node in self.nodes.nodes] if "--yes" in options else [self.node(number).store]
+        if stores is None:
+            stores = [node.store for node in self.nodes.nodes] if "--yes" in options else [self.node(number).store]
         command = ["ip", "netns", "exec", cluster.namespace(self.nodes.top, f"w{number}"),
                    os.path.join(mount.bin_dir(), "ptc"), "recover", "--etcd", self.nodes.etcd_url,
                    *self.nodes.etcd_tls_options(), *options, *stores]
@@ -345,6 +346,63 @@ class Etcd(TestCase):
             os.mkdir(os.path.join(self.node(0).path, f"job-{time.monotonic_ns()}"))
             return "/removed/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/")
         cluster.until(carried_out, "no tombstone is left")
+
+
+class Parted(TestCase):
+    """A node without a past works on what was restored, and those that know more only come then."""
+    NODES = 3
+
+    def test_each_view_says_what_it_leaves_out_and_one_is_chosen(self):
+        self.write(0, "old", 11)
+        self.save_etcd()
+        self.write(0, "acked", 12)
+        whole = self.content(0, "acked")
+        time.sleep(1)
+        self.stop_all()
+        self.restore_etcd()
+        self.refuses(0, "set back", "ptc recover")
+        self.clear(2)
+        self.nodes.start(2)
+        fresh = [f"fresh{number:02}" for number in range(20)]  # so that its revisions are the later ones
+        for name in fresh:
+            os.mkdir(os.path.join(self.node(2).path, name))
+        self.refuses(0, "is not what it was")
+        self.nodes.stop(2)
+        self.wait_leases()
+        stores = [node.store for node in self.nodes.nodes]
+        seen = self.recover(0, "--dry-run", stores=stores).stdout
+        self.assertIn("have seen different things agreed", seen)
+        self.assertRegex(seen, r"--from w0 or w1 leaves out:\n    job fresh00 \(known to w2\)")
+        self.assertRegex(seen, r"--from w2 leaves out:(\n    .*)*\n    job acked with 1 checkpoint \(known to w0, w1\)")
+        there = self.nodes.etcdctl("get", "--prefix", "/ptcfs/")
+        refused = self.recover(0, "--yes", check=False)
+        self.assertEqual(refused.returncode, 1, refused.stdout)
+        self.assertIn("--from NODE", refused.stderr)
+        self.assertEqual(self.nodes.etcdctl("get", "--prefix", "/ptcfs/"), there)
+        self.assertIn("in etcd now, and not of this: job fresh00, ", self.recover(0, "--dry-run").stdout)
+
+        copies = os.path.join(self.nodes.top, "copies")
+        shutil.copytree(self.node(0).store, copies + "/w0")
+        done = self.recover(0, "--yes", "--from", "w2").stdout
+        self.assertIn(f"stays in {self.node(0).store}, {self.node(1).store}, where", done)
+        self.start_all()
+        self.assertEqual(sorted(self.jobs(0)), [*fresh, "old"])
+        kept = mount.read_json(self.node(0).path + "/.ptc/nodes.json")["kept"]
+        self.assertIn("jobs/acked", kept)
+        self.assertEqual(read(os.path.join(self.node(0).store, "jobs/acked/files/incoming/next/rank/0/notes.txt")),
+                         b"staged")
+        self.stop_all()
+
+        # As ptc(1) says: what was left out is read of a copy, in a cluster of another name.
+        node = self.node(0)
+        self.recover(0, "--yes", "--from", "w0", "--cluster", "other", stores=[copies + "/w0"])
+        node.store, node.options = copies + "/w0", [*node.options, "--cluster", "other"]
+        node.start()
+        self.assertEqual(self.content(0, "acked"), whole)
+        node.stop()
+
+    def jobs(self, number):
+        return [name for name in os.listdir(self.node(number).path) if not name.startswith(".")]
 
 
 class Joining(TestCase):

@@ -62,6 +62,28 @@ class Owners(TestCase):
         self.assertRegex(run_as(ANN, verify), r"(?s)\A3: .*: NOT CHECKED: .*Permission denied")
         self.assertRegex(run_as(ROOT, verify), r"(?s)\A0: .*: good:")
 
+    def test_who_may_not_read_a_checkpoint_asks_nothing_of_it(self):
+        """Its meta.json says what its tensors are called, and so do answers; also of a file that was 0600."""
+        job = self.nodes.job(0, self.name)
+        for name, mode, file_mode in (("closed", 0o700, 0o644), ("secret", 0o755, 0o600), ("open", 0o755, 0o644)):
+            models.Llama(31).write_hf(job.incoming(name) + "/rank/0")
+            os.chmod(job.incoming(name) + "/rank/0/model.safetensors", file_mode)
+            os.chmod(job.incoming(name), mode)
+            job.commit(name)
+        self.nodes.wait_settled(self.name)
+        node = self.nodes.nodes[1]
+
+        def ask(*words):
+            done = subprocess.run([os.path.join(node.bin, "ptc"), "-C", node.path, *words], capture_output=True, text=True, check=False)
+            return f"{done.returncode}: {done.stdout}{done.stderr}"
+        for name, may in (("closed", False), ("secret", False), ("open", True)):
+            for words in (("rules", "check", f"{self.name}/{name}"), ("verify", f"{self.name}/{name}")):
+                answer = run_as(ANN, ask, *words)
+                self.assertEqual("self_attn" in answer or ": good" in answer, may, (words, answer))
+                if not may:
+                    self.assertRegex(answer, "(?i)permission denied|may not read")
+                self.assertTrue(run_as(ROOT, ask, *words).startswith("0: "), words)
+
     def test_changes_are_seen_on_all_nodes(self):
         self.nodes.job(0, self.name)
         paths = self.everywhere()
@@ -121,6 +143,9 @@ class Owners(TestCase):
         self.expect((*owner, 0o440), *step, "hf/config.json")
         self.expect(private, *step, "model/model/norm/weight.npy")
         self.expect(private, *step, "layouts/tp2-pp1-dp1/rank/0/tensors/model/norm/weight.npy")
+        self.expect(private, *step, "meta.json")  # a checksum of one number tells it
+        for path in self.everywhere(*step, "meta.json"):
+            self.assertEqual(run_as(BOB, read_text, path), "EACCES")
         for path in self.everywhere(*step, "hf/model.safetensors"):
             self.assertEqual(run_as(BOB, lambda path=path: str(os.open(path, os.O_RDONLY))), "EACCES")
             self.assertEqual(run_as(ANN, lambda path=path: str(os.pread(os.open(path, os.O_RDONLY), 1, 8))), "b'{'")

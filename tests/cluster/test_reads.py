@@ -350,5 +350,39 @@ class Stopped(TestCase):
         self.assertTrue(read(there) == read(self.job(0).rank_file("base", layout_name(1, 1), 0)))
 
 
+class Patience(TestCase):
+    """A node is stopped, and nobody waits for it for ever, though it counts as there."""
+    LEASE = 120
+    PATIENCE = 5
+    OPTIONS = ("--patience", str(PATIENCE))
+    READERS = 60
+
+    def test_who_waits_for_a_node_is_told_in_the_end(self):
+        self.commit(0, LargeLlama(38), devices=["w0:0"])
+        self.nodes.wait_settled(self.name)
+        there = self.job(2).rank_file("base", layout_name(1, 1), 0)
+        size = os.stat(there).st_size
+        self.nodes.pause(0)
+        readers = [subprocess.Popen(["dd", f"if={there}", "of=/dev/null", "bs=4096", "count=1", "status=none",
+                                     f"skip={at // 4096}"], stderr=subprocess.PIPE, text=True)
+                   for at in range(MIB, size - MIB, (size - 2 * MIB) // self.READERS)]
+        for reader in readers:
+            self.addCleanup(reader.stderr.close)
+            self.addCleanup(reader.wait)
+            self.addCleanup(reader.kill)
+        time.sleep(1)
+        # Of a node eight are waited for by threads of the mount, and the other readers take none.
+        self.assertLessEqual(self.nodes.nodes[2].threads()["ptcfs-fuse"], 16)
+        for reader in readers:
+            said = reader.communicate(timeout=self.LEASE / 2)[1]
+            self.assertEqual(reader.returncode, 1)
+            self.assertIn(os.strerror(errno.ETIMEDOUT), said)
+        self.assertEqual(self.nodes.nodes[2].members(), ["w0", "w1", "w2"])
+        self.assertIn("for node w0: it fails with ETIMEDOUT", mount.read_text(self.nodes.nodes[2].log))
+        self.nodes.resume(0)
+        self.nodes.wait_members()
+        self.assertTrue(read(there) == read(self.job(0).rank_file("base", layout_name(1, 1), 0)))
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

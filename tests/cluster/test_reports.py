@@ -81,7 +81,15 @@ class Reports(TestCase):
 
     def test_one_that_is_drained(self):
         self.commit(0, models.Llama(6))
-        self.nodes.nodes[1].ptc("drain", "w2")
+        for name in ("incoming/half/rank/0/x", "notes.txt", "results/loss"):
+            models.write_file(os.path.join(self.nodes.nodes[2].path, self.name, name), "x")
+        drain = self.nodes.nodes[1].ptc("drain", "w2", check=False)
+        told = drain.stdout
+        self.assertEqual(drain.returncode, 4, drain)
+        self.assertIn("w2 is drained, but 3 files and directories that are not committed stay there, and go with it:", told)
+        self.assertEqual(told.split("\n")[-4:-1],
+                         [f"  {name} of job {self.name}" for name in ("incoming/half", "notes.txt", "results")])
+        self.assertEqual(self.nodes.nodes[1].ptc("drain", "--json", "w2", check=False).returncode, 4)
         agreed = self.agreed()
         self.assertEqual(agreed["w2"]["drain"], {"bytes_left": 0})
         for arguments in ((), (self.name,)):

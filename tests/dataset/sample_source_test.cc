@@ -104,27 +104,38 @@ TEST_F(SourceTest, MembersCountAsWebDatasetCountsThem) {
 
 TEST_F(SourceTest, ContentIsPartOfTheFingerprint) {
   const std::string a(5000, 'a'), b = "b" + a.substr(1);
-  const std::vector<std::pair<std::string, std::function<std::string(const std::string&)>>>
-      formats = {{"s/0.tar",
-                  [](const auto& text) {
-                    return tar_shard({{"k", {{"txt", text}}}});
-                  }},
-                 {"s/0.jsonl", [](const auto& text) { return '"' + text + "\"\n"; }},
-                 {"s/0.tfrecord", [](const auto& text) { return tfrecord(text); }},
-                 {"s/x.txt", [](const auto& text) { return text; }}};
-  for (const auto& [name, make] : formats) {
+  const std::vector<std::pair<std::string, std::function<void(const std::string&)>>> formats = {
+      {"tar",
+       [&](const auto& text) {
+         write("s/0.tar", tar_shard({{"k", {{"txt", text}}}}));
+       }},
+      {"jsonl", [&](const auto& text) { write("s/0.jsonl", '"' + text + "\"\n"); }},
+      {"tfrecord", [&](const auto& text) { write("s/0.tfrecord", tfrecord(text)); }},
+      {"files", [&](const auto& text) { write("s/x.txt", text); }},
+      {"mds",
+       [&](const auto& text) {
+         const std::vector<TestSample> samples = {{"", {{"x", text}}}};
+         const std::string shard = mds_shard(samples);
+         write("s/0.mds", shard);
+         write("s/index.json", mds_index_json(samples, {{"0.mds", shard}}, {1}));
+       }},
+      {"megatron", [&](const auto& text) {
+         write("s/0.bin", text);
+         write("s/0.idx", megatron_idx({text}));
+       }}};
+  for (const auto& [name, write_it] : formats) {
     std::filesystem::remove_all(dir_.file("s"));
     auto indexed_anew = [&] {
       std::filesystem::remove(dir_.file("index"));
       return open({"s"}).value();
     };
-    write(name, make(a));
+    write_it(a);
     const auto before = indexed_anew();
-    write(name, make(b));
+    write_it(b);
     const auto other = indexed_anew();
     EXPECT_NE(before->fingerprint(), other->fingerprint()) << name;
     EXPECT_FALSE(other->has_fingerprint(before->fingerprint())) << name;
-    write(name, make(a));
+    write_it(a);
     EXPECT_EQ(indexed_anew()->fingerprint(), before->fingerprint()) << name;
   }
 }

@@ -13,6 +13,7 @@
 
 namespace ptc {
 namespace {
+constexpr std::chrono::milliseconds kWaits{1700};
 
 class EditableFileTest : public ::testing::Test {
  protected:
@@ -174,7 +175,7 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
                            .remove = []() -> Result<> { return ok(); }});
   const User ann{1000, 1000, {}};
   const auto rename = [&](const std::string& text) {
-    auto done = file->rename_over(text, ann, errands, file);
+    auto done = file->rename_over(text, ann, errands, file, kWaits);
     return done ? 0 : done.error().value;
   };
   for (const char* text : {"new", "other", "new"}) {
@@ -218,7 +219,7 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
             return ok();
           }});
   const auto away = [&](const std::string& was) {
-    auto done = file->rename_away(was, {1000, 1000, {}}, errands, file);
+    auto done = file->rename_away(was, {1000, 1000, {}}, errands, file, kWaits);
     return done ? 0 : done.error().value;
   };
   for (int i = 0; i < 2; ++i) {
@@ -252,7 +253,7 @@ TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
                                          .remove = []() -> Result<> { return ok(); }});
   const std::weak_ptr<EditableFile> seen = file;
   Errands errands;
-  const auto asked = file->rename_over("new", {1000, 1000, {}}, errands, file);
+  const auto asked = file->rename_over("new", {1000, 1000, {}}, errands, file, kWaits);
   EXPECT_EQ(asked ? 0 : asked.error().value, EAGAIN);
   answer.set_value();
   errands.wait();

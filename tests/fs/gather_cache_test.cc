@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -224,6 +225,34 @@ TEST_F(SlowGathering, WhenItIsStoppedNothingIsMadeAnyMoreAndNobodyWaits) {
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   EXPECT_EQ(made(), made_by_then);
   EXPECT_FALSE(file->is_whole());
+}
+
+TEST_F(GatherCacheTest, MemoryIsTakenFromNobodyWhoReadsIt) {
+  std::atomic<bool> stop{false};
+  std::atomic<int> wrong{0};
+  auto reader = [&](uint64_t number) {
+    std::vector<std::byte> buffer(kBytes);
+    for (uint64_t turn = number; !stop; ++turn) {
+      const auto right = static_cast<std::byte>(turn % 20 + 1);
+      auto fill = [right](uint64_t, std::span<std::byte> out) -> Result<> {
+        std::fill(out.begin(), out.end(), right);
+        return ok();
+      };
+      const GatherCache::FileRef file = cache_.get(std::to_string(turn % 20), content(fill));
+      if (file != nullptr && cache_.read(file, 0, buffer) &&
+          std::count(buffer.begin(), buffer.end(), right) != static_cast<ptrdiff_t>(kBytes))
+        ++wrong;
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (uint64_t number = 0; number < 3; ++number) threads.emplace_back(reader, number);
+  threads.emplace_back([&] {
+    while (!stop) cache_.drop_unused();
+  });
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  stop = true;
+  threads.clear();
+  EXPECT_EQ(wrong, 0);
 }
 
 TEST_F(SlowGathering, WhatFailsLaterIsNoPartOfTheCacheAnyMore) {

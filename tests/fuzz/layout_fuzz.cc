@@ -20,7 +20,7 @@ void run(std::string_view input) {
     PTC_CHECK(spec.order.global_rank(spec.sizes, spec.coords(rank)) == rank);
   auto boundaries = stage_boundaries(spec, 40);
   if (!boundaries) return check_error(boundaries.error());
-  PTC_CHECK(boundaries.value().size() == size_t{spec.sizes.pp} + 1 &&
+  PTC_CHECK(boundaries.value().size() == size_t{spec.chunks()} + 1 &&
             boundaries.value().back() == 40);
 }
 

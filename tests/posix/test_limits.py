@@ -1,4 +1,5 @@
 """What the daemon keeps of root's powers, and how much a user or a job may have."""
+import ctypes
 import mmap
 import os
 import shutil
@@ -157,6 +158,37 @@ class Quotas(users.TestCase):
         self.assertLessEqual(os.stat(two + "/d").st_blocks * 512, 5 * MIB)
         self.remove(one, two, os.path.join(self.mount.path, "bytes-three"))
 
+    def test_what_was_taken_at_once_can_be_written(self):
+        """Though less is left than a write may take; and what was given up again cannot."""
+        job = self.job_of(ANN, "at-once")
+        size = 8 * MIB - 65536
+
+        def save(change=None):
+            fd = os.open(job + "/a", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            try:
+                os.posix_fallocate(fd, 0, size)
+                os.posix_fallocate(fd, 0, size)
+                if change is not None:
+                    change(fd)
+                    write(job + "/b", MIB)
+                for at in range(0, size, MIB):
+                    os.pwrite(fd, b"x" * min(MIB, size - at), at)
+                users.write_text(job + "/c", "x" * 65536)
+            finally:
+                os.close(fd)
+        self.expect("", ANN, save)
+        self.assertEqual(sum(os.stat(f"{job}/{name}").st_blocks * 512 for name in "ac"), 8 * MIB)
+        punch = ctypes.CDLL(None, use_errno=True).fallocate
+        for change in (lambda fd: os.truncate(fd, size - 2 * MIB),
+                       lambda fd: (os.truncate(fd, 0), os.truncate(fd, size)),
+                       lambda fd: punch(fd, 3, ctypes.c_long(2 * MIB), ctypes.c_long(2 * MIB)),
+                       lambda fd: os.truncate(job + "/a", MIB),
+                       lambda fd: os.close(os.open(job + "/a", os.O_TRUNC | os.O_WRONLY))):
+            self.remove(job + "/b", job + "/c")
+            self.expect("EDQUOT", ANN, save, change)
+            self.assertLessEqual(sum(os.stat(f"{job}/{name}").st_blocks * 512 for name in "ab"), 8 * MIB)
+        self.remove(job)
+
     def test_space_that_nobody_has_frees_none(self):
         job = self.job_of(ANN, "huge")
         self.expect("", ANN, write, job + "/a", 8 * MIB)
@@ -217,13 +249,24 @@ class Quotas(users.TestCase):
         self.expect("", ANN, make, one, 50)
         self.expect("EDQUOT", ANN, make, one, 20)
         self.expect("EDQUOT", ROOT, make, two, 101)
-        self.assertEqual(len([name for name in os.listdir(two) if name.endswith("-101")]), 100)
+        self.assertEqual(len([name for name in os.listdir(two) if name.endswith("-101")]), 99)  # and the job itself
         self.remove(one)
         again = self.job_of(ANN, "files-one")
         self.expect("", ANN, make, again, 55)
         self.assertEqual(os.statvfs(two).f_files, 100)
         self.assertEqual(os.statvfs(two).f_ffree, 0)
         self.remove(again, two)
+
+    def test_jobs_count_as_files_of_who_makes_them(self):
+        jobs = [f"{self.mount.path}/{number}-of-ann" for number in range(70)]
+        refused = [run_as(ANN, os.mkdir, job) for job in jobs]
+        self.assertEqual(refused, [""] * 60 + ["EDQUOT"] * 10)
+        self.expect("EDQUOT", ANN, write, jobs[0] + "/a", 0)
+        self.expect("", BOB, os.mkdir, jobs[-1])
+        self.remove(jobs[0], jobs[-1])
+        self.expect("", ANN, write, jobs[1] + "/a", 0)
+        self.expect("EDQUOT", ANN, os.mkdir, jobs[0])
+        self.remove(*jobs[1:60])
 
     def test_a_file_without_a_name_counts_until_it_is_closed(self):
         job = self.job_of(ANN, "nameless")
@@ -373,7 +416,7 @@ class Quotas(users.TestCase):
         def free():
             space = os.statvfs(job.path)
             return space.f_ffree, space.f_bavail * space.f_frsize
-        self.assertEqual(free()[0], 6)
+        self.assertEqual(free()[0], 5)
         before = free()
         for _ in range(2):
             write(job.incoming("a") + "/rank/0/bad.safetensors", 1)
@@ -387,7 +430,7 @@ class Quotas(users.TestCase):
         models.Llama(1).write_hf(job.incoming("a") + "/rank/0")
         os.setxattr(job.path, XATTR, b"1G,100")
         job.commit("a")
-        self.check_becomes(lambda: free()[0], 100)  # counted when nobody waits for it
+        self.check_becomes(lambda: free()[0], 99)  # counted when nobody waits for it
         self.remove(job.path)
 
     def test_checkpoints_count(self):

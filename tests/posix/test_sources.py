@@ -5,6 +5,7 @@ Only root can run this: it makes calls as other users, on a mount that lets all 
 import json
 import os
 import socket
+import struct
 import sys
 import time
 
@@ -103,6 +104,75 @@ class Sources(users.TestCase):
         self.mount.start()
         self.wait("no head: ", lambda: os.path.lexists(self.at("head")))
         self.assertEqual(run_as(ANN, read_text, self.files()[0]), "of the team\n")
+
+    def saved_again(self, source, groups=()):
+        """What is shown when the source is indexed anew."""
+        before = os.path.realpath(self.at("head")) + "/rank-000/files/e000/000"
+        shown = os.stat(before).st_mode, os.stat(before).st_gid
+        self.assertEqual(self.save(source, groups=groups), "")
+        self.wait("nothing changes: ", lambda: os.path.lexists(self.at("head")) and shown !=
+                  (os.stat(os.path.dirname(self.files()[0])).st_mode, os.stat(os.path.dirname(self.files()[0])).st_gid))
+        return self.files()
+
+    def shown(self, path):
+        facts = os.stat(path)
+        return facts.st_uid, facts.st_gid, oct(facts.st_mode & 0o7777)
+
+    def test_whom_the_shards_let_read(self):
+        """No file made of them lets more read it than each of them."""
+        of_team = [write(self.temporary(f"data/{i}.txt"), f"sample {i}\n", mode, (0, TEAM)) for i, mode in enumerate((0o640, 0o664, 0o750))]
+        source = {"shards": self.temporary("data"), "format": "files"}
+        files = self.begin(source, groups=[TEAM])
+        tar = os.path.realpath(self.at("head")) + "/rank-000/tar/e000/000000.tar"
+        for path in (*files, tar):
+            self.assertEqual(self.shown(path), (ANN[0], TEAM, "0o440"))
+            self.assertEqual(run_as(ANN, lambda path=path: open(path, "rb").close()), "")
+            self.assertEqual(run_as(BOB, read_text, path), "EACCES")
+        self.assertEqual(self.shown(os.path.dirname(tar)), (ANN[0], TEAM, "0o550"))
+        self.assertEqual(run_as(BOB, lambda: str(len(os.listdir(os.path.dirname(tar))))), "EACCES")
+        self.assertEqual(run_as(BOB, read_text, files[0], groups=[TEAM]), "sample 0\n")
+        # A daemon that begins again finds the same in its index.
+        self.mount.stop(kill=True)
+        self.mount.start()
+        self.wait("no head: ", lambda: os.path.lexists(self.at("head")))
+        self.assertEqual(self.shown(self.files()[0]), (ANN[0], TEAM, "0o440"))
+        # Of a group each: whoever is in one of them is a stranger to the other.
+        os.chown(of_team[0], 0, BOB[1])
+        files = self.saved_again(source, groups=[TEAM, BOB[1]])
+        self.assertEqual(self.shown(files[1])[::2], (ANN[0], "0o400"))
+        self.assertEqual(run_as(BOB, read_text, files[1], groups=[TEAM]), "EACCES")
+        self.assertEqual(run_as(ANN, read_text, files[1]), "sample 1\n")
+        for path in of_team:
+            os.chmod(path, 0o644)
+        self.assertEqual(self.shown(self.saved_again(source)[0])[::2], (ANN[0], "0o444"))
+        self.assertEqual(run_as(BOB, read_text, self.files()[0]), "sample 0\n")
+
+    def test_whom_the_directories_above_let_read(self):
+        shard = write(self.temporary("own/data/0.txt"), "of a home\n", 0o644, (0, TEAM))
+        os.chmod(self.temporary("own"), 0o750)
+        os.chown(self.temporary("own"), ANN[0], TEAM)
+        source = {"shards": shard, "format": "files"}
+        files = self.begin(source)
+        self.assertEqual(self.shown(files[0]), (ANN[0], TEAM, "0o440"))
+        self.assertEqual([run_as(BOB, read_text, files[0], groups=groups) for groups in ([], [TEAM])], ["EACCES", "of a home\n"])
+        os.chmod(self.temporary("own"), 0o700)
+        self.assertEqual(self.shown(self.saved_again(source)[0])[::2], (ANN[0], "0o400"))
+        self.assertEqual(run_as(BOB, read_text, self.files()[0], groups=[TEAM]), "EACCES")
+        self.assertEqual(run_as(ANN, read_text, self.files()[0]), "of a home\n")
+
+    def test_whom_a_list_of_access_control_lets_read(self):
+        """What the mode then says of the group is the most that anybody in the list may."""
+        shard = write(self.temporary("listed/0.txt"), "of a list\n", 0o600, (0, TEAM))
+        entries = ((1, 6, -1), (2, 4, ANN[0]), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))  # Ann reads, TEAM does not
+        acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        if mount.error_of(os.setxattr, shard, "system.posix_acl_access", acl) == "EOPNOTSUPP":
+            self.skipTest("the file system here knows no lists of access control")
+        self.assertEqual(os.stat(shard).st_mode & 0o777, 0o640)
+        self.assertEqual(run_as(BOB, read_text, shard, groups=[TEAM]), "EACCES")
+        files = self.begin({"shards": shard, "format": "files"})
+        self.assertEqual(self.shown(files[0]), (ANN[0], TEAM, "0o400"))
+        self.assertEqual(run_as(BOB, read_text, files[0], groups=[TEAM]), "EACCES")
+        self.assertEqual(run_as(ANN, read_text, files[0]), "of a list\n")
 
     def test_by_mv_and_by_another_who_may_write(self):
         """Who renames a file over source.json, or writes it, saves it: not the job's owner, nor who made the file."""
@@ -228,6 +298,7 @@ class Sources(users.TestCase):
 class DataRoots(Sources):
     """Only below some directories."""
     test_a_file_of_root_alone = test_by_a_supplementary_group = test_by_mv_and_by_another_who_may_write = None
+    test_whom_the_shards_let_read = test_whom_the_directories_above_let_read = test_whom_a_list_of_access_control_lets_read = None
     test_permission_that_is_lost = test_formats_with_shards = None
     test_what_ptcfs_itself_has_open = test_a_terminal_is_not_opened = None
 

@@ -264,6 +264,58 @@ TEST_F(ClusterTest, ARankWrittenOnTwoNodesIsRefused) {
   EXPECT_THAT(refused.error().message(), HasSubstr("was written on two nodes"));
 }
 
+/// Whether the other node refuses it, or what it said of its files is why.
+TEST_F(ClusterTest, ARefusalNamesNothingThatAnotherNodeKeepsFromOthers) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  // As the file system makes it where it is mounted.
+  const std::string staged = std::filesystem::path(incoming(0)).parent_path();
+  std::filesystem::create_directories(staged);
+  ASSERT_EQ(chmod(staged.c_str(), 0755), 0);
+  for (const bool says_so : {true, false}) {
+    for (const mode_t mode : {0700u, 0755u}) {
+      SCOPED_TRACE(fmt::format("{} {:o}", says_so, mode));
+      for (unsigned node = 0; node < 2; ++node) {
+        std::filesystem::remove_all(incoming(node));
+        write(node, LayoutSpec());
+      }
+      const std::string rank = incoming(1) + "/rank/0";
+      if (says_so) write_file(rank + "/secret.safetensors", "no safetensors");
+      ASSERT_EQ(chmod(rank.c_str(), mode), 0);
+      const JobRef job = cluster_.job(0, "job");
+      Result<> refused = job->commit("base", "base");
+      ASSERT_TRUE(refused.has_error());
+      EXPECT_THAT(refused.error().message(),
+                  HasSubstr(says_so ? "secret.safetensors" : "was written on two nodes"));
+      const std::string error_file = incoming(0) + ".error";
+      struct stat facts {};
+      ASSERT_EQ(stat(error_file.c_str(), &facts), 0);
+      EXPECT_EQ(facts.st_mode & 0777, mode == 0700 ? 0600u : 0644u);
+      EXPECT_EQ(read_file(error_file), refused.error().message() + "\n");
+      EXPECT_THAT(job->status_json(), HasSubstr(mode == 0700 ? "incoming/base.error says why"
+                                                             : refused.error().message()));
+    }
+  }
+}
+
+TEST_F(ClusterTest, NorDoesOneThatIsToldOnceMore) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  for (unsigned node = 0; node < 2; ++node) write(node, LayoutSpec());
+  const std::string rank = incoming(1) + "/rank/0";
+  write_file(rank + "/secret.safetensors", "no safetensors");
+  ASSERT_EQ(chmod(rank.c_str(), 0700), 0);
+  const JobRef job = cluster_.job(0, "job");
+  Result<> refused = job->commit("base", "base", std::chrono::milliseconds(1));
+  for (int i = 0; i < 1000 && job->status_json().find("says why") == std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  refused = job->commit("base", "base");  // it has not heard that yet
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("secret.safetensors"));
+  struct stat facts {};
+  ASSERT_EQ(stat((incoming(0) + ".error").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0600u);
+  EXPECT_EQ(job->status_json().find("secret"), std::string::npos);
+}
+
 /// Files of all nodes that are in no checkpoint, after a moment.
 class CommitTest : public ClusterTest {
  protected:

@@ -5,10 +5,14 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 #include "reshard/cluster/tombstones.h"
@@ -104,6 +108,32 @@ TEST_F(ClusterTest, AnotherJobIsMadeAndRemovedWhileOneWaitsForAnAnswer) {
   removes.join();
   EXPECT_EQ(cluster_.store(0).find("job"), nullptr);
   cluster_.loses = nullptr;
+}
+
+/// A mkdir or an rmdir has the mount's root locked meanwhile; ptc rm has not.
+TEST_F(ClusterTest, WhoHasLittlePatienceWaitsForNoOtherNodeForLong) {
+  using std::chrono::milliseconds;
+  constexpr auto kPatience = milliseconds(1700);
+  std::mutex mutex;
+  std::map<std::string, milliseconds, std::less<>> longest;
+  cluster_.waits = [&](std::string_view method, milliseconds time) {
+    std::lock_guard lock(mutex);
+    milliseconds& known = longest[std::string(method)];
+    known = std::max(known, time);
+  };
+  for (const bool patient : {false, true}) {
+    SCOPED_TRACE(patient);
+    longest.clear();
+    const milliseconds patience = patient ? milliseconds(0) : kPatience;
+    ASSERT_TRUE(cluster_.store(0).create_job("job", {}, patience).has_value());
+    ASSERT_NE(cluster_.job(2, "job"), nullptr);
+    ASSERT_TRUE(cluster_.store(0).remove_job("job", false, {}, patience).has_value());
+    std::lock_guard lock(mutex);
+    ASSERT_TRUE(longest.contains("job/changed") && longest.contains("job/holds"));
+    EXPECT_EQ(longest["job/holds"] > kPatience, patient);
+    EXPECT_EQ(longest["job/changed"] > kPatience, patient);
+  }
+  cluster_.waits = nullptr;
 }
 
 /// Its name and an id are longer than a file's name may be.

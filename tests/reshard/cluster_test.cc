@@ -517,6 +517,39 @@ TEST_F(ClusterTest, WhatCannotBeDrainedIsSaid) {
   EXPECT_THAT(why("w2"), HasSubstr("node w2 is away"));
 }
 
+/// All of it goes with the node, and only its user knows whether that matters.
+TEST_F(ClusterTest, WhatStaysOnADrainedNodeIsNamedAndWhatIsNotKnownToo) {
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
+  for (const char* name : {"job", "other", "zero"}) {
+    ASSERT_TRUE(cluster_.store(0).create_job(name).has_value());
+    ASSERT_NE(cluster_.job(1, name), nullptr);
+  }
+  JobStore& store = cluster_.store(0);
+  EXPECT_THAT(store.uncommitted_on("w1").found, IsEmpty());
+  const std::string files = cluster_.job(1, "job")->files_dir();
+  for (const char* name : {"incoming/half/rank/0/x", "results/eval.bin", "notes\x01\xff.txt"})
+    write_file(files + "/" + name, "x");
+  EXPECT_THAT(store.uncommitted_on("w1").found,
+              ElementsAre("incoming/half of job job", "notes\\x01\\xff.txt of job job",
+                          "results of job job"));
+  EXPECT_EQ(cluster_.store(1).uncommitted_on("w1").found, store.uncommitted_on("w1").found);
+  EXPECT_THAT(store.uncommitted_on("w1").not_asked, IsEmpty());
+  for (int i = 0; i < 40; ++i)
+    write_file(fmt::format("{}/many-{:02}", cluster_.job(1, "other")->files_dir(), i), "x");
+  const std::vector<std::string> found = store.uncommitted_on("w1").found;
+  ASSERT_EQ(found.size(), 3u + 32 + 1);
+  EXPECT_EQ(found[3], "many-00 of job other");
+  EXPECT_EQ(found.back(), "and 8 more of job other");
+  cluster_.loses = [&](const std::string& node, std::string_view method) {
+    return node == "w1" && method == "job/holds";
+  };
+  const JobStore::Uncommitted unknown = store.uncommitted_on("w1");
+  cluster_.loses = nullptr;
+  EXPECT_THAT(unknown.found, IsEmpty());
+  EXPECT_THAT(unknown.not_asked, ElementsAre(HasSubstr("job job: "), "and 2 more jobs"));
+}
+
 /// Each node looks for what an edit leaves to do; but one of them looks for all.
 TEST_F(ClusterTest, AChangeIsLedByOneNodeAndTheOthersReadThatNothingIsLeft) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());

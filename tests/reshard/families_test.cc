@@ -1,5 +1,7 @@
 // What ranks hold of models of some families, written down literally: the random models of
 // model_property_test.cc are cut by the same rules that are in question here.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -65,6 +67,35 @@ TEST(Families, Qwen3WithExperts) {
             "[3, 6, 10]: [3:6, 6:9, 0:10] [3:6, 15:18, 0:10] at [0, 3, 0]");
   EXPECT_EQ(part(stacked, mlp + "experts.down_proj", {.tp = 3, .ep = 2}, {.tp = 1}),
             "[3, 10, 3]: [0:3, 0:10, 3:6]");
+}
+
+/// Three ways to lie in one weight, told apart by the configuration: a rule's `when`.
+TEST(Families, FalconInEachOfItsForms) {
+  const std::string name = "transformer.h.0.self_attention.query_key_value.weight";
+  const auto on = [&](std::string_view form, int64_t rows, uint32_t tp, uint32_t rank) {
+    const auto rules = RuleSet::builtin("falcon").value();
+    const std::string config =
+        fmt::format(R"({{"model_type": "falcon", "num_attention_heads": 8, {}}})", form);
+    const auto model =
+        Model::bind(rules, rules->facts(config).value(),
+                    {{.file = "model.safetensors", .name = name, .shape = {rows, 4}}});
+    return part(model.value(), name, {.tp = tp}, {.tp = rank});
+  };
+  // Two groups of four heads of two rows, a key and a value.
+  const std::string grouped =
+      R"("new_decoder_architecture": true, "multi_query": true, "num_kv_heads": 2)";
+  EXPECT_EQ(on(grouped, 24, 2, 1), "[12, 4]: [12:24, 0:4]");
+  EXPECT_THAT(on(grouped, 24, 4, 0), ::testing::HasSubstr("tp = 4"));
+  // Eight heads, then one key and one value, which all ranks have.
+  const std::string one_key = R"("new_decoder_architecture": false, "multi_query": true)";
+  EXPECT_EQ(on(one_key, 20, 4, 1),
+            "[8, 4]: [4:8, 0:4] [16:18, 0:4] at [4, 0] [18:20, 0:4] at [6, 0]");
+  EXPECT_EQ(on(one_key, 20, 8, 7),
+            "[6, 4]: [14:16, 0:4] [16:18, 0:4] at [2, 0] [18:20, 0:4] at [4, 0]");
+  // Query, key and value of each head.
+  const std::string each = R"("new_decoder_architecture": false, "multi_query": false)";
+  EXPECT_EQ(on(each, 48, 8, 2), "[6, 4]: [12:18, 0:4]");
+  EXPECT_THAT(on(R"("multi_query": true)", 20, 2, 0), ::testing::HasSubstr("grouped"));
 }
 
 TEST(Families, GptNeoX) {

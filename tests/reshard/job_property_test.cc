@@ -44,6 +44,10 @@ void round_trip(uint64_t seed) {
   expect_written();
   expect_model(*checkpoint, sample);
   expect_layout(*checkpoint, sample, other);  // computed on read
+  if (other.stages.empty()) {                 // its name says all
+    const auto named = job->find_layout(*checkpoint, other.name());
+    EXPECT_TRUE(named.has_value() && named.value() == other) << other.name();
+  }
 
   for (const LayoutSpec& spec : {other, third, written}) {
     saved = job->save_layout(layout_json(spec));

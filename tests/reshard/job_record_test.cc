@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <boost/json/serialize.hpp>
 #include <functional>
 
 namespace ptc {
@@ -84,6 +85,19 @@ TEST_F(JobRecordTest, IsReadAsItWasWritten) {
        {record.saved.meta_revision, record.in_force.meta_revision, record.sequence.meta_revision,
         record.attributes.meta_revision, record.checkpoints.find("step1")->second.meta_revision})
     EXPECT_EQ(known, revision.value());
+}
+
+TEST_F(JobRecordTest, LayoutsOfAnOlderVersionHaveItsNamesAndTheirOwn) {
+  const LayoutSpec fsdp =
+      edit_of(R"("tp": 1, "pp": 1, "dp": 4, "optimizer": "fsdp")", 1).layout.spec;
+  const LayoutSpec stages =
+      edit_of(R"("tp": 1, "pp": 2, "dp": 4, "optimizer": "fsdp", "stages": [1, 3])", 1).layout.spec;
+  put_raw("jobs/job/specs/tp1-pp1-dp4+00c0ffee", json::serialize(fsdp.to_json()));
+  put_raw("jobs/job/specs/tp1-pp2-dp4+5ea51de5", json::serialize(stages.to_json()));
+  const JobRecord record = read();
+  EXPECT_EQ(record.custom_specs.at("tp1-pp1-dp4+00c0ffee"), fsdp);
+  EXPECT_EQ(record.custom_specs.at("tp1-pp2-dp4+5ea51de5"), stages);
+  EXPECT_EQ(record.custom_specs.at(stages.name()), stages);  // `current` shows this one
 }
 
 TEST_F(JobRecordTest, ADecisionFailsWhereWhatItRestsOnHasChanged) {

@@ -11,8 +11,6 @@
 #include <boost/json/serialize.hpp>
 #include <chrono>
 #include <fstream>
-#include <functional>
-#include <future>
 #include <thread>
 
 #include "store/base/json.h"
@@ -331,6 +329,44 @@ TEST_F(JobTest, RefusesCommitsAndSaysWhy) {
   EXPECT_EQ(again.error().code(), Code::kAlreadyExists);
 }
 
+/// Who may read the job's status need not be one who may list what was to be committed.
+TEST_F(JobTest, ARefusalNamesNothingToWhomItIsKeptFrom) {
+  auto mode_of = [](const fs::path& path) {
+    struct stat facts {};
+    EXPECT_EQ(lstat(path.c_str(), &facts), 0) << path;
+    return facts.st_mode & 07777;
+  };
+  const fs::path secret = incoming("x") / "rank/0/secret.safetensors";
+  const struct {
+    fs::path closed;
+    mode_t mode, error_mode;
+  } cases[] = {{incoming("x"), 0700, 0600},
+               {incoming("x") / "rank", 0711, 0600},
+               {incoming("x") / "rank/0", 0750, 0640},
+               {secret, 0600, 0600},
+               {incoming(""), 0700, 0644},
+               {secret, 0644, 0644}};
+  for (const auto& [closed, mode, error_mode] : cases) {
+    SCOPED_TRACE(fmt::format("{} {:o}", closed.string(), mode));
+    fs::remove_all(incoming("x"));
+    write_file(secret, "no safetensors");
+    for (const fs::path& path : {incoming("x"), incoming("x") / "rank", secret.parent_path()})
+      ASSERT_EQ(chmod(path.c_str(), 0755), 0);
+    ASSERT_EQ(chmod(secret.c_str(), 0644), 0);
+    ASSERT_EQ(chmod(closed.c_str(), mode), 0);
+    EXPECT_THAT(refusal("x"), HasSubstr("secret.safetensors"));
+    EXPECT_EQ(mode_of(incoming("x.error")), error_mode);
+    const std::string told(status().at("last_error").at("what").as_string());
+    EXPECT_THAT(told, StartsWith("commit of incoming/x refused: "));
+    if (closed == secret && mode == 0644) EXPECT_THAT(told, HasSubstr("secret.safetensors"));
+    else
+      EXPECT_EQ(told,
+                "commit of incoming/x refused: incoming/x.error says why to those who may read all "
+                "that was to be committed");
+    ASSERT_EQ(chmod(incoming("").c_str(), 0755), 0);
+  }
+}
+
 TEST_F(JobTest, ReplicasMustBeEqual) {
   set_layout(R"({"tp": 1, "pp": 1, "dp": 2})");
   write_ranks(sample_, spec("tp1-pp1-dp2"), incoming("base"));
@@ -621,6 +657,9 @@ TEST_F(JobTest, ALostImageIsSaidAndTheRestStaysReadable) {
   CheckpointRef checkpoint = job_->find_checkpoint("base");
   EXPECT_THAT(job_->status_json(), AllOf(HasSubstr("\"lost\""), HasSubstr("lm_head.weight")));
   EXPECT_THAT(refused_edit(R"({"tp": 1, "pp": 1, "dp": 1})"), HasSubstr("lost"));
+  const SourceIndex& index = checkpoint->stored()->index();
+  EXPECT_EQ(index.stored_nowhere(0, Box::whole({4})).message(),
+            "tensor '" + checkpoint->model().tensors()[0].name + "', [0:4] is stored nowhere");
   auto first = checkpoint->rank_files(stages, 0).value();
   EXPECT_FALSE(read_content(*first, "model.safetensors").empty());
   auto second = checkpoint->rank_files(stages, 1).value();
@@ -675,70 +714,6 @@ TEST_F(JobTest, OneDaemonAStore) {
   auto second = JobStore::open({.directory = dir_.path(), .node = "n0"}, nullptr);
   ASSERT_TRUE(second.has_error());
   EXPECT_EQ(second.error().code(), Code::kBusy);
-}
-
-/// Who hears of it counts by names: a job that comes meanwhile would be taken for the one that has
-/// gone.
-TEST(JobStoreTest, NoJobIsMadeWhileTheListenerIsToldOfJobs) {
-  struct Listener : JobListener {
-    std::function<void()> told;
-    void names_changed() override {}
-    void checkpoint_changed(const std::string&, const std::string&) override {}
-    void jobs_changed() override { told(); }
-  } listener;
-  TempDir dir;
-  auto store =
-      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
-  std::future<bool> made;
-  bool meanwhile = true;
-  listener.told = [&] {
-    made = std::async(std::launch::async, [&] { return store->create_job("job").has_value(); });
-    meanwhile = made.wait_for(std::chrono::milliseconds(500)) == std::future_status::ready;
-  };
-  store->tell_jobs_changed();
-  EXPECT_FALSE(meanwhile);
-  EXPECT_TRUE(made.get());
-}
-
-/// Whoever writes through a mount may do so between the look into a job and its removal.
-TEST(JobStoreTest, AJobIsSealedAndLookedAtAgainBeforeItIsRemoved) {
-  struct Listener : JobListener {
-    struct Sealed : Seal {
-      explicit Sealed(std::function<void()> opened) : opened_(std::move(opened)) {}
-      ~Sealed() override { opened_(); }
-      void committed() override {}
-      std::function<void()> opened_;
-    };
-    std::function<void()> sealed, opened;
-    void names_changed() override {}
-    void checkpoint_changed(const std::string&, const std::string&) override {}
-    Result<std::unique_ptr<Seal>> seal_job(const std::string& job) override {
-      EXPECT_EQ(job, "job");
-      sealed();
-      return std::unique_ptr<Seal>(std::make_unique<Sealed>(opened));
-    }
-  } listener;
-  const TempDir dir;
-  auto store =
-      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, &listener).value();
-  const JobRef job = store->create_job("job").value();
-  const fs::path file = job->files_dir() + "/incoming/base/rank/0/notes.txt";
-  bool there = false;
-  listener.sealed = [&] { write_file(file, "just before"); };
-  listener.opened = [&] { there = fs::exists(dir.path() / "jobs/job"); };
-  const Result<> removed = store->remove_job("job", false);
-  ASSERT_TRUE(removed.has_error());
-  EXPECT_EQ(removed.error().code(), Code::kBusy);
-  EXPECT_TRUE(there);
-  EXPECT_EQ(read_file(file), "just before");
-  // Nor is it half gone.
-  fs::remove_all(job->files_dir() + "/incoming/base");
-  write_ranks(llama_sample(), LayoutSpec(), job->files_dir() + "/incoming/base");
-  EXPECT_TRUE(job->commit("base", "base").has_value());
-  EXPECT_TRUE(job->remove_checkpoint("base").has_value());
-  listener.sealed = [] {};
-  ASSERT_TRUE(store->remove_job("job", false).has_value());
-  EXPECT_FALSE(there) << "sealed until its directory was gone";
 }
 
 TEST_F(JobTest, WhoHoldsWhatWasRemovedHoldsNoMemory) {

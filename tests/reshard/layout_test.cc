@@ -1,10 +1,22 @@
 #include "reshard/ptc/layout.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <boost/json/object.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <random>
+#include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "reshard/ptc/model.h"
 
 namespace ptc {
 namespace {
@@ -68,7 +80,7 @@ TEST(Layout, SaysWhereAndWhatIsWrong) {
   EXPECT_THAT(layout_error("{" + sizes + R"(, "devices": ["w0:0", "../x:1"]})"),
               HasSubstr("\"node:index\""));
   EXPECT_THAT(layout_error("{" + sizes + R"(, "stages": [1, 2]})"), HasSubstr("pp is 1"));
-  EXPECT_THAT(layout_error("{" + sizes + R"(, "stages": [0]})"), HasSubstr("at least 1"));
+  EXPECT_THAT(layout_error("{" + sizes + R"(, "stages": [-1]})"), HasSubstr("whole number"));
   EXPECT_THAT(layout_error("{" + sizes + R"(, "order": "tp-pp"})"), HasSubstr("order 'tp-pp'"));
   EXPECT_THAT(layout_error("{" + sizes + R"(, "naming": "local"})"), HasSubstr("'naming'"));
   EXPECT_THAT(layout_error("{" + sizes + R"(, "optimizer": "zero3"})"), HasSubstr("'optimizer'"));
@@ -112,6 +124,173 @@ TEST(LayoutSpec, StagesMayHaveSeveralStretchesOfLayers) {
     EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
 }
 
+TEST(LayoutSpec, StateMayBeCutAmongNeighboursAlone) {
+  const std::string sizes = R"({"tp":2,"pp":1,"dp":12)";
+  for (const auto& [cut, name] :
+       {std::pair("fsdp", OptimizerCut::kFsdp), std::pair("zero1", OptimizerCut::kZero1)}) {
+    const auto layout =
+        Layout::parse(fmt::format(R"({},"optimizer":"{}","dp_shard":4}})", sizes, cut));
+    ASSERT_TRUE(layout.has_value()) << layout.error().message();
+    const LayoutSpec& spec = layout.value().spec;
+    EXPECT_EQ(spec.optimizer, name);
+    EXPECT_EQ(spec.dp_shard, 4u);
+    EXPECT_EQ(spec.dp_parts(), 4u);
+    EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+    EXPECT_EQ(state_count(spec), 8u);
+    for (uint64_t rank = 0; rank < 24; ++rank)
+      EXPECT_EQ(state_of(spec, spec.coords(rank)).dp, rank / 2 % 4) << rank;
+  }
+  // All of them: one name for one layout.
+  EXPECT_EQ(Layout::parse(sizes + R"(,"optimizer":"fsdp","dp_shard":12})").value().spec,
+            Layout::parse(sizes + R"(,"optimizer":"fsdp"})").value().spec);
+  EXPECT_THAT(layout_error(sizes + R"(,"optimizer":"fsdp","dp_shard":5})"),
+              HasSubstr("does not divide dp = 12"));
+  EXPECT_THAT(layout_error(sizes + R"(,"optimizer":"fsdp","dp_shard":0})"),
+              HasSubstr("whole number from 1"));
+  EXPECT_THAT(layout_error(sizes + R"(,"dp_shard":4})"), HasSubstr("'optimizer' cuts none"));
+}
+
+TEST(LayoutSpec, ExpertsMayBeCutByTheirOwnTp) {
+  const auto spec_of = [](const std::string& text) {
+    const auto layout = Layout::parse(text);
+    EXPECT_TRUE(layout.has_value()) << layout.error().message();
+    return layout.has_value() ? layout.value().spec : LayoutSpec();
+  };
+  // Eight ranks of Megatron-Core's: whole experts, and all else in quarters.
+  const LayoutSpec whole = spec_of(R"({"tp":4,"pp":1,"dp":1,"ep":8,"etp":1})");
+  EXPECT_EQ(whole.name(), "tp4-pp1-dp1-ep8-etp1");
+  EXPECT_EQ(whole.sizes.world_size(), 8u);
+  EXPECT_EQ(state_count(whole), 8u);
+  EXPECT_EQ(whole.coords(5), (RankCoords{.tp = 1, .ep = 5}));
+  // Experts in halves, and all else whole.
+  const LayoutSpec halves = spec_of(R"({"tp":1,"pp":2,"dp":2,"ep":2,"etp":2})");
+  EXPECT_EQ(halves.sizes.world_size(), 16u);
+  EXPECT_EQ(state_count(halves), 8u);
+  EXPECT_EQ(halves.coords(13), (RankCoords{.pp = 1, .dp = 1, .etp = 1}));
+  EXPECT_EQ(halves.coords(15), (RankCoords{.pp = 1, .dp = 1, .ep = 1, .etp = 1}));
+  // Fewer expert ranks than tp has: their replicas are different ranks of tp.
+  const LayoutSpec few = spec_of(R"({"tp":4,"pp":1,"dp":4,"ep":2,"etp":1})");
+  EXPECT_EQ(state_count(few), 4u);
+  EXPECT_EQ(few.coords(7), (RankCoords{.tp = 3, .dp = 1, .ep = 1}));
+  EXPECT_FALSE(few.order.rank_at(few.sizes, {.tp = 1, .ep = 0}).has_value());
+  EXPECT_FALSE(few.order.rank_at(few.sizes, {.tp = 3, .dp = 2, .ep = 1}).has_value());
+  EXPECT_EQ(spec_of(R"({"tp":4,"pp":1,"dp":1,"etp":4})"), spec_of(R"({"tp":4,"pp":1,"dp":1})"));
+  for (const auto& [text, why] : {
+           std::pair(R"("dp":3,"ep":2,"etp":1)", "etp·ep·dp·cp = 6 ranks, which tp = 4 does not"),
+           {R"("dp":2,"cp":2,"etp":1)", "which tp·cp = 8 does not"},
+           {R"("dp":4,"etp":1,"order":"pp-tp-cp-ep-dp")", "'order' must be"},
+           {R"("dp":4,"etp":2,"optimizer":"zero1")",
+            "where tp divides etp·ep: 4 does not divide 2"},
+           {R"("dp":4,"etp":0)", "whole number from 1"},
+       })
+    EXPECT_THAT(layout_error(fmt::format(R"({{"tp":4,"pp":1,{}}})", text)), HasSubstr(why));
+  for (const char* name : {"tp4-pp1-dp1-etp4", "tp4-pp1-dp3-ep2-etp1", "tp4-pp1-dp4-etp2-ep2",
+                           "tp4-pp1-dp4-etp2-zero1", "tp4-pp1-dp4-etp0"})
+    EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
+TEST(LayoutSpec, NamesSayAllButLists) {
+  const std::string sizes = R"({"tp":2,"pp":2,"dp":8)";
+  for (const auto& [more, name] : {
+           std::pair(R"("optimizer":"fsdp")", "tp2-pp2-dp8-fsdp"),
+           {R"("optimizer":"zero1")", "tp2-pp2-dp8-zero1"},
+           {R"("optimizer":"fsdp","dp_shard":8)", "tp2-pp2-dp8-fsdp"},
+           {R"("optimizer":"fsdp","dp_shard":4)", "tp2-pp2-dp8-shard4-fsdp"},
+           {R"("optimizer":"zero1","dp_shard":1,"ep":3,"cp":5)",
+            "tp2-pp2-dp8-ep3-cp5-shard1-zero1"},
+           {R"("naming":"stage")", "tp2-pp2-dp8-naming_stage"},
+           {R"("order":"pp-tp-cp-ep-dp","vpp":2)", "tp2-pp2-dp8-vpp2-order_pp_tp_cp_ep_dp"},
+           {R"("order":"tp-cp-ep-dp-pp")", "tp2-pp2-dp8"},
+           {R"("optimizer":"fsdp","naming":"stage","order":"dp-tp-cp-ep-pp")",
+            "tp2-pp2-dp8-fsdp-naming_stage-order_dp_tp_cp_ep_pp"},
+       }) {
+    const auto layout = Layout::parse(fmt::format("{},{}}}", sizes, more));
+    ASSERT_TRUE(layout.has_value()) << layout.error().message();
+    EXPECT_EQ(layout.value().spec.name(), name);
+    EXPECT_EQ(LayoutSpec::from_name(name).value(), layout.value().spec);
+  }
+  const auto listed = Layout::parse(sizes + R"(,"optimizer":"fsdp","stages":[3,5]})");
+  EXPECT_EQ(listed.value().spec.name(), "tp2-pp2-dp8-fsdp+0c73b331");
+}
+
+/// Any that layout.json can say.
+LayoutSpec random_spec(std::mt19937_64& random) {
+  const auto any = [&](auto... values) {
+    return std::array{values...}[random() % sizeof...(values)];
+  };
+  LayoutSpec spec;
+  for (uint32_t* size :
+       {&spec.sizes.tp, &spec.sizes.pp, &spec.sizes.dp, &spec.sizes.ep, &spec.sizes.cp})
+    *size = any(1u, 1u, 2u, 3u, 8u, 12u);
+  if (random() % 2 == 0) spec.sizes.etp = any(0u, 1u, 2u, 3u, 4u);
+  if (spec.sizes.etp == spec.sizes.tp) spec.sizes.etp = 0;
+  if (random() % 2 == 0) spec.naming = Naming::kStage;
+  else if (spec.sizes.pp > 1) spec.vpp = any(1u, 2u, 10u);
+  spec.optimizer = any(OptimizerCut::kReplicated, OptimizerCut::kZero1, OptimizerCut::kFsdp);
+  const uint32_t shard = any(0u, 1u, 2u, 4u);
+  if (spec.dp_parts() > 1 && shard < spec.sizes.dp && (shard == 0 || spec.sizes.dp % shard == 0))
+    spec.dp_shard = shard;
+  if (spec.sizes.etp == 0 && random() % 2 == 0) {
+    std::vector<std::string> dims = {"tp", "cp", "ep", "dp", "pp"};
+    std::shuffle(dims.begin(), dims.end(), random);
+    spec.order = RankOrder::parse(fmt::format("{}", fmt::join(dims, "-"))).value();
+  }
+  return spec;
+}
+
+/// The parts of a name in another order, one left out, one twice, one with another number.
+std::string changed(std::string name, std::mt19937_64& random) {
+  std::vector<std::string> parts;
+  std::istringstream text(name);
+  for (std::string part; std::getline(text, part, '-');) parts.push_back(part);
+  const size_t at = random() % parts.size();
+  switch (random() % 4) {
+    case 0:
+      std::shuffle(parts.begin(), parts.end(), random);
+      break;
+    case 1:
+      parts.erase(parts.begin() + static_cast<ptrdiff_t>(at));
+      break;
+    case 2:
+      parts.push_back(parts[at]);
+      break;
+    default:
+      parts[at] += std::string(1, "0123456789_+-"[random() % 13]);
+  }
+  return fmt::format("{}", fmt::join(parts, "-"));
+}
+
+TEST(LayoutSpec, AnyLayoutIsReadBackOfItsName) {
+  const char* given = std::getenv("PTC_SEED");
+  const uint64_t seed = given ? std::strtoull(given, nullptr, 10) : std::random_device()();
+  std::cout << "PTC_SEED=" << seed << "\n";
+  std::mt19937_64 random(seed);
+  std::map<std::string, LayoutSpec> known;
+  int with_etp = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const LayoutSpec spec = random_spec(random);
+    const std::string name = spec.name();
+    if (LayoutSpec::from_json(spec.to_json()).has_error()) {  // ranks do not divide
+      ASSERT_NE(spec.sizes.etp, 0u) << name;
+      ASSERT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+      continue;
+    }
+    with_etp += spec.sizes.etp != 0;
+    ASSERT_EQ(name.find('+'), name.npos);
+    const auto again = LayoutSpec::from_name(name);
+    ASSERT_TRUE(again.has_value()) << again.error().message();
+    ASSERT_EQ(again.value(), spec) << name;
+    ASSERT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec) << name;
+    ASSERT_EQ(known.try_emplace(name, spec).first->second, spec) << name;
+    // Whatever else is read as a layout is the name of that one.
+    const std::string other = changed(name, random);
+    if (const auto read = LayoutSpec::from_name(other)) {
+      ASSERT_EQ(read.value().name(), other);
+    }
+  }
+  EXPECT_GT(with_etp, 100);
+}
+
 TEST(LayoutSpec, OneLayoutHasOneName) {
   for (const char* name :
        {"", "tp1", "tp1-pp1", "tp01-pp1-dp1", "tp1-pp1-dp1-", "tp1-pp1-dp1-ep1", "tp0-pp1-dp1",
@@ -119,9 +298,18 @@ TEST(LayoutSpec, OneLayoutHasOneName) {
         "tp1-pp1-dp-1", "tp99999999999-pp1-dp1", "tp1048576-pp1048576-dp1", "tp+1-pp1-dp1"}) {
     EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
   }
+  std::istringstream others(
+      "fsdp-shard4 shard4 shard8-fsdp shard3-fsdp shard0-fsdp shard01-fsdp zero1-fsdp fsdp-fsdp "
+      "fsdp1 zero replicated FSDP fsdp- fsdp-ep2 naming_global naming_ naming_stage-fsdp "
+      "vpp2-naming_stage order order_ order_tp_cp_ep_dp_pp order_pp-tp-cp-ep-dp "
+      "order_pp_tp_cp_ep_dp_ order_pp_tp_cp_ep order_pp_tp_cp_ep_dp-fsdp fsdp+00000000");
+  for (std::string part; others >> part;) {
+    const std::string name = "tp1-pp2-dp8-" + part;
+    EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+  }
 }
 
-TEST(LayoutSpec, OtherFieldsShowAsAHashThatNeverChanges) {
+TEST(LayoutSpec, StagesShowAsAHashThatNeverChanges) {
   LayoutSpec spec{.sizes = {.tp = 1, .pp = 2, .dp = 1}};
   spec.stages = {3, 5};
   const std::string stages_name = spec.name();
@@ -129,8 +317,7 @@ TEST(LayoutSpec, OtherFieldsShowAsAHashThatNeverChanges) {
   spec.stages = {5, 3};
   EXPECT_NE(spec.name(), stages_name);
   spec.stages.clear();
-  spec.naming = Naming::kStage;
-  EXPECT_NE(spec.name(), "tp1-pp2-dp1");
+  EXPECT_EQ(spec.name(), "tp1-pp2-dp1");
 }
 
 TEST(LayoutSpec, JsonReadsBack) {
@@ -156,6 +343,8 @@ TEST(StageBoundaries, GivenStagesMustAddUp) {
   LayoutSpec spec{.sizes = {.pp = 2}};
   spec.stages = {3, 5};
   EXPECT_THAT(stage_boundaries(spec, 8).value(), ElementsAre(0, 3, 8));
+  spec.stages = {0, 8};
+  EXPECT_THAT(stage_boundaries(spec, 8).value(), ElementsAre(0, 0, 8));
   const auto wrong = stage_boundaries(spec, 9);
   ASSERT_FALSE(wrong.has_value());
   EXPECT_THAT(wrong.error().message(), HasSubstr("adds up to 8 layers, but the model has 9"));

@@ -54,6 +54,52 @@ TEST_F(Infer, FindsTheModel) {
   EXPECT_EQ(inferred.value().model.tensors().size(), model_.tensors().size());
 }
 
+TEST_F(Infer, QuantisedWeights) {
+  const std::string down = "model.layers.0.mlp.down_proj.", head = "lm_head.";
+  const auto tensors = [&](uint64_t inputs, uint64_t groups) {
+    const auto words = [&](const std::string& name, Shape shape) {
+      return TensorInfo{"model.safetensors", name, DType::kI32, shape};
+    };
+    const auto halves = [&](const std::string& name, Shape shape) {
+      return TensorInfo{"model.safetensors", name, DType::kF16, shape};
+    };
+    return std::vector<TensorInfo>{
+        words(down + "qweight", {inputs, 8}),  words(down + "qzeros", {groups, 8}),
+        halves(down + "scales", {groups, 64}), words(head + "qweight", {64, 125}),
+        words(head + "qzeros", {2, 125}),      halves(head + "scales", {2, 1000})};
+  };
+  struct Case {
+    std::string_view config;
+    uint64_t inputs, groups;
+  };
+  constexpr std::string_view kOfGroups = R"({"num_attention_heads": 8, "vocab_size": 1000,
+    "quantization_config": {"group_size": 32}})";
+  constexpr std::string_view kOfAll = R"({"num_attention_heads": 8, "vocab_size": 1000,
+    "quantization_config": {"group_size": -1}})";
+  // A rank of two has one scale for each output, of one of two groups or of all inputs.
+  for (const Case& each : {Case{kOfGroups, 128, 4}, Case{kOfGroups, 64, 2}, Case{kOfAll, 64, 1},
+                           Case{kOfGroups, 32, 1}}) {
+    SCOPED_TRACE(each.groups);
+    const auto rules = RuleSet::builtin("llama").value();
+    model_ =
+        Model::bind(rules, rules->facts(each.config).value(), tensors(each.inputs, each.groups))
+            .value();
+    spec_ = {.sizes = {.tp = 2}};
+    ranks_ = written_ranks(model_, spec_);
+    EXPECT_EQ(written(0, down + "scales").shape,
+              (Shape{std::max<uint64_t>(each.groups / 2, 1), 64}));
+    EXPECT_EQ(written(1, head + "qzeros").shape, (Shape{2, 64}));  // of 512 padded rows
+    const auto inferred = infer();
+    ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+    for (const TensorInfo& found : inferred.value().model.tensors()) {
+      const auto as_it_was =
+          std::find_if(model_.tensors().begin(), model_.tensors().end(),
+                       [&](const TensorInfo& tensor) { return tensor.name == found.name; });
+      EXPECT_EQ(found.shape, as_it_was->shape) << found.name;
+    }
+  }
+}
+
 TEST_F(Infer, AStageWithoutLayersHasNothingToWrite) {
   spec_ = {.sizes = {.pp = 6}};
   ranks_ = written_ranks(model_, spec_);

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -64,11 +66,13 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
       ASSERT_EQ(same[i].tensor, all[i].tensor);
       ASSERT_EQ(same[i].part, all[i].part);
     }
-    const RankCoords rank{.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep};
+    const RankCoords rank{
+        .tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep, .etp = state.etp};
+    ASSERT_EQ(state_of(spec, spec.coords(rank_of(spec, state))), state);
     for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
       const TensorInfo& info = model.tensors()[tensor];
-      SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} dp {}", info.name, state.tp, state.pp,
-                               state.ep, state.dp));
+      SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} etp {} dp {}", info.name, state.tp, state.pp,
+                               state.ep, state.etp, state.dp));
       const auto expected = oracle.held(info.name, info.shape, spec, rank);
       const auto part = model.slice(tensor, spec, state);
       ASSERT_TRUE(part.has_value()) << part.error().message();
@@ -91,6 +95,25 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
       ASSERT_TRUE(element) << model.tensors()[tensor].name << " is not covered";
     }
   }
+}
+
+/// Each rank has the state that it has by the oracle's count.
+void expect_ranks_as_oracle(const LayoutSpec& spec) {
+  std::vector<bool> seen(state_count(spec));
+  for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank) {
+    const RankCoords at = spec.coords(rank), expected = SlowOracle::place(spec, rank);
+    ASSERT_EQ(spec.order.rank_at(spec.sizes, at), rank);
+    ASSERT_EQ((std::array{at.tp, at.pp, at.ep, at.etp}),
+              (std::array{expected.tp, expected.pp, expected.ep, expected.etp}))
+        << rank;
+    if (spec.dp_parts() > 1) {
+      ASSERT_EQ(at.dp, expected.dp) << rank;
+    }
+    const StateCoords state = state_of(spec, at);
+    ASSERT_EQ(state_at(spec, state_index(spec, state)), state) << rank;
+    seen[state_index(spec, state)] = true;
+  }
+  ASSERT_EQ(std::count(seen.begin(), seen.end(), false), 0);
 }
 
 void expect_infer_inverts(const Model& model, const LayoutSpec& spec) {
@@ -128,6 +151,7 @@ void run_round(uint64_t seed) {
   for (int i = 0; i < 2 && !::testing::Test::HasFailure(); ++i) {
     const LayoutSpec spec = random_layout(random, sample, model, 200);
     SCOPED_TRACE(layout_json(spec));
+    expect_ranks_as_oracle(spec);
     expect_as_oracle(model, spec, sample.oracle);
     expect_infer_inverts(model, spec);
   }

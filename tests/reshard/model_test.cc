@@ -172,6 +172,70 @@ TEST(Model, ScalesAreCutWithTheirWeights) {
                         "[0:192], off the grid of blocks of 128"));
 }
 
+TensorInfo words(std::string name, Shape shape) {
+  return {"model.safetensors", std::move(name), DType::kI32, shape};
+}
+constexpr std::string_view kAwq = R"({"model_type": "llama", "num_hidden_layers": 2,
+  "num_attention_heads": 8, "num_key_value_heads": 2, "quantization_config": {"group_size": 32}})";
+
+TEST(Model, WhatAQuantisedWeightConsistsOfIsCutInProportion) {
+  const std::string down = "model.layers.1.mlp.down_proj.";
+  const std::string key = "model.layers.1.self_attn.k_proj.";
+  const Model model = bind(RuleSet::builtin("llama").value(),
+                           {words(down + "qweight", {192, 8}), words(down + "qzeros", {6, 8}),
+                            tensor(down + "scales", {6, 64}), words(key + "qweight", {64, 4}),
+                            words(key + "qzeros", {2, 4}), tensor(key + "scales", {2, 32})},
+                           kAwq);
+  const LayoutSpec spec = sizes({.tp = 2, .pp = 2});
+  EXPECT_EQ(check_error(model, spec), "accepted");
+  EXPECT_THAT(part_of_rank(model, down + "qweight", spec, {.tp = 1, .pp = 1})->pieces,
+              ElementsAre(Piece{Box{{96, 0}, {96, 8}}, {0, 0}}));
+  EXPECT_THAT(part_of_rank(model, down + "scales", spec, {.tp = 1, .pp = 1})->pieces,
+              ElementsAre(Piece{Box{{3, 0}, {3, 64}}, {0, 0}}));
+  EXPECT_FALSE(part_of_rank(model, down + "scales", spec, {.tp = 1, .pp = 0}).has_value());
+  EXPECT_THAT(part_of_rank(model, key + "qzeros", spec, {.tp = 1, .pp = 1})->pieces,
+              ElementsAre(Piece{Box{{0, 2}, {2, 2}}, {0, 0}}));
+  // More ranks than heads share these.
+  EXPECT_EQ(part_of_rank(model, key + "qweight", sizes({.tp = 4}), {.tp = 2}),
+            part_of_rank(model, key + "qweight", sizes({.tp = 4}), {.tp = 3}));
+  EXPECT_EQ(check_error(model, sizes({.tp = 4})),
+            down +
+                "qzeros: tp = 4 gives a rank 48 of the 192 elements that its weight has on the "
+                "axis that is cut, and 32 of them are one group here that cannot be cut; tp = "
+                "2, 3, 6 would do");
+}
+
+TEST(Model, AQuantisedTensorThatIsNoPartOfItsWeightIsNotGuessed) {
+  const std::string down = "model.layers.0.mlp.down_proj.";
+  const auto refused = [&](std::vector<TensorInfo> tensors) {
+    return check_error(bind(RuleSet::builtin("llama").value(), std::move(tensors), kAwq),
+                       sizes({.tp = 2}));
+  };
+  EXPECT_THAT(refused({tensor(down + "qweight", {64, 8, 2})}), HasSubstr("no rule of family"));
+  EXPECT_THAT(refused({tensor(down + "input_scale", {64})}), HasSubstr("no rule of family"));
+  EXPECT_THAT(refused({words(down + "qweight", {96, 8}), tensor(down + "scales", {5, 64})}),
+              HasSubstr(down + "scales: its axis 0 has 5 elements, which are no words or groups of "
+                               "the 96 of its weight"));
+  EXPECT_THAT(refused({tensor(down + "weight", {64, 96}), tensor(down + "weight_scale", {64, 5})}),
+              HasSubstr("no words or groups"));
+  const std::string fused = "model.layers.0.mlp.gate_up_proj.";
+  EXPECT_THAT(refused({tensor(fused + "weight", {64, 32}), tensor(fused + "weight_scale", {2})}),
+              HasSubstr(fused + "weight_scale: its axis 0 has 2 elements, which are no words or "
+                                "groups of the 64 of its weight"));
+  // [out, in], as AWQ's "gemv" has it; words under the weight's own name.
+  EXPECT_THAT(refused({words(down + "qweight", {64, 12}), words(down + "qzeros", {64, 1}),
+                       tensor(down + "scales", {64, 8})}),
+              HasSubstr("no rule of family"));
+  EXPECT_THAT(refused({words(down + "weight", {96, 8}), tensor(down + "weight_scale", {6, 64})}),
+              HasSubstr("no rule of family"));
+  // A word of outputs is no scale of all.
+  const std::string up = "model.layers.0.mlp.up_proj.";
+  EXPECT_THAT(refused({words(up + "qweight", {64, 1}), tensor(up + "scales", {2, 8})}),
+              HasSubstr(up + "qweight: tp = 2 gives a rank 4 of the 8 elements that its weight has "
+                             "on the axis that is cut, and 8 of them are one packed word here that "
+                             "cannot be cut; no tp but 1 would do"));
+}
+
 TEST(Model, LayersBehindTheLastAreOnTheLastStage) {
   const Model model = synthetic_model(kDeepSeek);
   EXPECT_EQ(model.layers(), 2u);
@@ -276,8 +340,8 @@ TEST(Model, UncoveredTensorsAreNamed) {
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
-            "rules.json a rule for them, or keep tp, pp and ep at 1 and 'optimizer' at "
-            "\"replicated\" or \"fsdp\"");
+            "rules.json a rule for them (\"ptc rules suggest\" prints one to begin with), or keep "
+            "tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"");
   EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
   EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
 }

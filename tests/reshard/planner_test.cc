@@ -175,7 +175,11 @@ TEST(Planner, WhatNobodyHoldsIsNamed) {
   auto plan = plan_transfers(source, wanted);
   ASSERT_TRUE(plan.has_error());
   EXPECT_EQ(plan.error().code(), Code::kCorrupt);
-  EXPECT_THAT(plan.error().message(), ::testing::HasSubstr("[4:8, 0:4]"));
+  EXPECT_EQ(plan.error().message(), "tensor 0, [4:8, 0:4] is stored nowhere");
+  const SourceIndex named(held, {16}, [](uint32_t) { return "norm.weight"; });
+  for (const std::string& why : {plan_transfers(named, wanted).error().message(),
+                                 named.plan_image(wanted.front()).error().message()})
+    EXPECT_EQ(why, "tensor norm.weight, [4:8, 0:4] is stored nowhere");
 }
 
 /// Boxes that tile a shape, at random.

@@ -1,16 +1,20 @@
 #include "reshard/ptc/rule_set.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <random>
 #include <string>
+#include <vector>
 
 namespace ptc {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 std::shared_ptr<const RuleSet> parse(std::string_view text) {
   auto rules = RuleSet::parse(text);
@@ -30,8 +34,9 @@ std::string rule_error(std::string_view rule) {
 }
 
 TEST(BuiltinRules, AllParse) {
-  EXPECT_THAT(RuleSet::builtin_families(), ElementsAre("bert", "deepseek_v3", "gpt2", "gpt_neox",
-                                                       "llama", "megatron", "mixtral", "peft"));
+  EXPECT_THAT(RuleSet::builtin_families(), IsSupersetOf({"bert", "deepseek_v3", "gpt2", "llama",
+                                                         "megatron", "mixtral", "peft", "t5"}));
+  std::map<std::string, std::string> family_of;  // by model type
   for (const std::string& family : RuleSet::builtin_families()) {
     const auto rules = RuleSet::builtin(family);
     ASSERT_TRUE(rules.has_value()) << rules.error().message();
@@ -40,6 +45,9 @@ TEST(BuiltinRules, AllParse) {
     ASSERT_TRUE(again.has_value()) << again.error().message();
     EXPECT_EQ(again.value()->rules().size(), rules.value()->rules().size());
     EXPECT_EQ(again.value()->family(), family);
+    for (const std::string& type : rules.value()->model_types())
+      EXPECT_TRUE(family_of.emplace(type, family).second)
+          << type << " is of " << family_of[type] << " and of " << family;
   }
 }
 
@@ -98,6 +106,46 @@ TEST(RuleFinder, PatternsMayNameNumbers) {
   EXPECT_EQ(finder.find("mlp.2.weight")->rule->stage, StagePlace::kLast);
 }
 
+TEST(RuleFinder, AgreesWithFindWhateverPatternsHaveOfNumbers) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const auto some = [&](const std::vector<std::string>& pieces, int least, int most) {
+    std::string text;
+    for (int left = least + static_cast<int>(random() % (most - least + 1)); left > 0; --left)
+      text += pieces[random() % pieces.size()];
+    return text;
+  };
+  int with_numbers = 0, matched = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::string rules;
+    for (int left = 1 + static_cast<int>(random() % 3); left > 0; --left) {
+      const std::string pattern = some({"a", "b", "0", "1", "12", ".", ".", ".", "*", "**", "{a,1}",
+                                        "{1.a,b}", "{a,b1}", "{,1}", "{0,2}", "{a.,b}", "{expert}"},
+                                       1, 6);
+      rules += fmt::format(R"({}{{"names": ["{}"], "stage": "{}"}})", rules.empty() ? "" : ", ",
+                           pattern, left % 2 == 0 ? "first" : "last");
+    }
+    const auto set = RuleSet::parse(
+        R"({"format": "ptc-rules/1", "prefixes": ["", "a."], "rules": [)" + rules + "]}");
+    if (!set) continue;  // {expert} twice, or three stars
+    RuleFinder finder(*set.value());
+    for (int name = 0; name < 60; ++name) {
+      const std::string tensor = some({"a", "b", "0", "1", "2", "12", ".", ".", "."}, 1, 6);
+      const auto slow = set.value()->find(tensor);
+      const auto fast = finder.find(tensor);
+      ASSERT_EQ(slow.has_value(), fast.has_value()) << rules << ": " << tensor;
+      with_numbers += tensor.find_first_of("012") != std::string::npos;
+      if (!slow) continue;
+      ++matched;
+      ASSERT_EQ(slow->rule, fast->rule) << rules << ": " << tensor;
+      ASSERT_EQ(slow->name.expert, fast->name.expert) << rules << ": " << tensor;
+    }
+  }
+  EXPECT_GT(with_numbers, 10'000);
+  EXPECT_GT(matched, 1'000);
+}
+
 TEST(RuleSet, ChosenByModelType) {
   for (const auto& [type, family] :
        std::vector<std::pair<const char*, const char*>>{{"llama", "llama"},
@@ -114,7 +162,43 @@ TEST(RuleSet, ChosenByModelType) {
     ASSERT_NE(rules, nullptr) << type;
     EXPECT_EQ(rules->family(), family);
   }
-  EXPECT_EQ(RuleSet::choose("t5", {"model.layers.0.input_layernorm.weight"}), nullptr);
+}
+
+TEST(RuleSet, AModelOfUnknownTypeIsOfAFamilyThatKnowsAllOfItsNames) {
+  auto chosen = [](std::vector<std::string> names) {
+    for (std::string& name : names) name = "model.layers.0." + name;
+    const auto rules = RuleSet::choose("brand_new", names);
+    return rules ? rules->family() : "";
+  };
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.up_proj.weight"}), "llama");
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.experts.0.up_proj.weight"}), "mixtral");
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "self_attn.kv_b_proj.weight"}), "deepseek_v3");
+  // One name is not known, or stands for several orders.
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.sideways_proj.weight"}), "");
+  EXPECT_EQ(chosen({"self_attn.qkv_proj.weight", "mlp.up_proj.weight"}), "");
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.experts.gate_up_proj"}), "");
+  EXPECT_EQ(chosen({}), "");
+  // State of an optimizer has parameters' names within.
+  const std::string parameter = "model.layers.0.mlp.up_proj.weight";
+  const std::vector<std::string> state = {parameter, "exp_avg." + parameter,
+                                          "state." + parameter + ".step"};
+  EXPECT_EQ(RuleSet::choose("brand_new", state)->family(), "llama");
+  EXPECT_EQ(RuleSet::choose("brand_new", {parameter, "state.0.exp_avg"}), nullptr);
+}
+
+TEST(RuleSet, FactsMayLieWithinTheConfig) {
+  const auto llama = RuleSet::builtin("llama").value();
+  const auto facts = llama->facts(R"({"model_type": "qwen2_5_vl", "text_config":
+      {"num_attention_heads": 8, "tie_word_embeddings": true}, "vision_config": 5})");
+  ASSERT_TRUE(facts);
+  EXPECT_EQ(facts.value().numbers.at("heads"), 8u);
+  EXPECT_EQ(facts.value().numbers.at("kv_heads"), 8u);
+  EXPECT_EQ(facts.value().tied, true);
+  // What is tied where it does not say.
+  EXPECT_EQ(llama->facts(R"({"model_type": "gemma"})").value().tied, true);
+  EXPECT_EQ(llama->facts(R"({"model_type": "gemma", "tie_word_embeddings": false})").value().tied,
+            false);
+  EXPECT_EQ(llama->facts(R"({"model_type": "llama"})").value().tied, false);
 }
 
 TEST(RuleSet, AnAdapterIsOfAFamilyThatItsNamesTell) {

@@ -186,6 +186,43 @@ TEST(SliceOfBlocks, FollowsTheWeight) {
   EXPECT_FALSE(slice_of_blocks(slice_axis(cut_of({{}}), 384, 0, 2).value(), 384, 128).has_value());
 }
 
+TEST(UnitOf, WordsAndGroups) {
+  for (uint64_t bits = 1; bits < 8; ++bits) {
+    const AxisUnit unit = unit_of(96, 96 * bits / 32).value();
+    EXPECT_EQ(unit.elements * bits, unit.kept * 32) << bits;
+  }
+  // Of a group's power of two, and of any length, the last group short or not.
+  for (uint64_t group = 1; group <= 256; group *= 2) {
+    for (uint64_t length = 1; length < 1200; ++length) {
+      const uint64_t groups = (length + group - 1) / group;
+      const auto unit = unit_of(length, groups);
+      ASSERT_TRUE(unit.has_value()) << length << " in groups of " << group;
+      if (groups > 1) {
+        EXPECT_EQ(unit->elements, group) << length;
+      } else {
+        EXPECT_GE(unit->elements, length);
+      }
+      EXPECT_EQ(unit->kept, 1u);
+    }
+  }
+  EXPECT_FALSE(unit_of(96, 5).has_value());  // of 20
+  EXPECT_FALSE(unit_of(96, 97).has_value());
+  EXPECT_FALSE(unit_of(96, 0).has_value());
+}
+
+TEST(SliceOfUnits, CutsThroughNone) {
+  const AxisSlice weight = slice_axis(cut_of({{}}), 192, 1, 2).value();
+  EXPECT_THAT(slice_of_units(weight, 192, {32, 3}).value().segments,
+              ElementsAre(AxisSegment{9, 0, 9}));
+  EXPECT_EQ(slice_of_units(weight, 192, {32, 3}).value().local_extent, 9u);
+  EXPECT_FALSE(slice_of_units(weight, 192, {64, 1}).has_value());
+  // The last group may be short, but only at the end.
+  const AxisSlice end{40, {{128, 0, 40}}}, middle{64, {{128, 0, 40}, {0, 40, 24}}};
+  EXPECT_THAT(slice_of_units(end, 168, {64, 1}).value().segments,
+              ElementsAre(AxisSegment{2, 0, 1}));
+  EXPECT_FALSE(slice_of_units(middle, 168, {64, 1}).has_value());
+}
+
 TEST(Product, CombinesTheAxes) {
   const AxisSlice rows{4, {{0, 0, 2}, {6, 2, 2}}};
   const AxisSlice columns{3, {{3, 0, 3}}};

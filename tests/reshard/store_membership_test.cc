@@ -7,6 +7,7 @@
 #include <atomic>
 #include <thread>
 
+#include "reshard/cluster/tombstones.h"
 #include "reshard/node/agreed_facts.h"
 #include "reshard/node/recover.h"
 #include "store/transport/transport.h"
@@ -89,6 +90,7 @@ class Membership : public ::testing::Test {
     if (meta != nullptr) {
       cluster_ = std::make_unique<OneNode>(*meta, node);
       options.cluster = services(meta, *cluster_, join);
+      options.cluster->join_as = join_as_;
     }
     PTC_TRY(store_, JobStore::open(options, nullptr));
     return ok();
@@ -146,6 +148,7 @@ class Membership : public ::testing::Test {
   Sample sample_ = llama_sample();
   std::unique_ptr<MetaClient> meta_ = make_memory_meta(), other_ = make_memory_meta();
   std::unique_ptr<Cluster> cluster_;
+  JobNames join_as_;
   std::unique_ptr<JobStore> store_;
 };
 
@@ -239,6 +242,95 @@ TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
   ASSERT_TRUE(joined.has_value()) << joined.error().message();
   expect_job("llama");
   EXPECT_NE(store_->find("bert"), nullptr);
+}
+
+TEST_F(Membership, AJobThatBothHaveJoinsUnderAnotherName) {
+  {
+    JobStoreOptions options;
+    TempDir elsewhere;
+    OneNode first(*meta_, "w1");
+    options.directory = elsewhere.path();
+    options.node = "w1";
+    options.cluster = services(meta_.get(), first);
+    auto other = JobStore::open(options, nullptr).value();
+    ASSERT_TRUE(other->create_job("llama").has_value());
+  }
+  const std::string theirs = meta_->get("jobs/llama").value()->value;
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  make_job("gpt");
+  EXPECT_THAT(refusal(meta_.get(), true),
+              AllOf(HasSubstr("has llama of its own, and so has cluster"),
+                    HasSubstr("--join-as llama=NAME")));
+  for (const auto& [names, why] : std::vector<std::pair<JobNames, std::string>>{
+           {{{"bert", "llama-b"}}, "has no job bert"},
+           {{{"llama", "gpt"}}, "it has another of that"},
+           {{{"llama", "x"}, {"gpt", "x"}}, "it has another of that"},
+           {{{"gpt", "llama"}}, "it has another of that"}}) {
+    join_as_ = names;
+    EXPECT_THAT(refusal(meta_.get()), HasSubstr(why));
+  }
+  join_as_ = {{"llama", "llama-b"}};
+  for (int starts = 0; starts < 2; ++starts) {  // it may stay on the command line
+    const Result<> joined = open(meta_.get());
+    ASSERT_TRUE(joined.has_value()) << joined.error().message();
+    expect_job("llama-b");
+    expect_job("gpt");
+    EXPECT_EQ(store_->find("llama")->checkpoints().size(), 0u);
+    EXPECT_EQ(meta_->get("jobs/llama").value()->value, theirs);
+  }
+}
+
+/// After the directory has its name, and before the cluster knows the job.
+TEST_F(Membership, JoiningUnderAnotherNameGoesOnAfterACrash) {
+  ASSERT_TRUE(meta_->commit({.puts = {{"jobs/llama", R"({"id": "theirs"})"}}}).has_value());
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  close();
+  const fs::path jobs = dir_.path() / "jobs";
+  fs::rename(jobs / "llama", jobs / "llama-b");
+  EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("--join-as llama=NAME"));
+  JobNames as;
+  ASSERT_TRUE(take_job_name("llama=llama-b", as).has_value());
+  const auto own = open_sqlite_meta(dir_.path() / "meta.db").value();
+  ASSERT_TRUE(check_job_names(*own, dir_.path(), as).has_value());
+  const MetaTransaction::Compare identity{std::string(kIdentityKey),
+                                          meta_->get(kIdentityKey).value()->revision};
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(compare_jobs(*own, *meta_, as).value().own.size(), times == 0 ? 1u : 0u);
+    ASSERT_TRUE(join_jobs(*own, *meta_, dir_.path(), "w0", as, identity).has_value());
+  }
+  EXPECT_TRUE(meta_->get("jobs/llama-b/checkpoints/base").value().has_value());
+  EXPECT_EQ(meta_->get("jobs/llama").value()->value, R"({"id": "theirs"})");
+  for (const char* wrong : {"", "llama", "=llama", "llama=", "llama=a/b", "llama=.b"}) {
+    JobNames none;
+    EXPECT_TRUE(take_job_name(wrong, none).has_error()) << wrong;
+  }
+  EXPECT_TRUE(take_job_name("llama=other", as).has_error());
+}
+
+/// Somebody has made a job of the other name meanwhile.
+TEST_F(Membership, JoiningThatWasCutOffGoesOnUnderAThirdName) {
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  close();
+  const fs::path jobs = dir_.path() / "jobs";
+  fs::rename(jobs / "llama", jobs / "llama-b");
+  for (const char* name : {"llama", "llama-b"})
+    ASSERT_TRUE(meta_->commit({.puts = {{fmt::format("jobs/{}", name), R"({"id": "theirs"})"}}})
+                    .has_value());
+  join_as_ = {{"llama", "llama-b"}};
+  EXPECT_THAT(refusal(meta_.get()), HasSubstr("--join-as llama=NAME"));
+  JobNames as{{"llama", "llama-c"}};
+  const auto own = open_sqlite_meta(dir_.path() / "meta.db").value();
+  ASSERT_TRUE(check_job_names(*own, dir_.path(), as).has_value());
+  const MetaTransaction::Compare identity{std::string(kIdentityKey),
+                                          meta_->get(kIdentityKey).value()->revision};
+  const Result<> joined = join_jobs(*own, *meta_, dir_.path(), "w0", as, identity);
+  ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  EXPECT_FALSE(fs::exists(jobs / "llama-b"));
+  EXPECT_TRUE(fs::exists(jobs / "llama-c" / "checkpoints"));
+  EXPECT_TRUE(meta_->get("jobs/llama-c/checkpoints/base").value().has_value());
 }
 
 TEST_F(Membership, NoOtherClusterAndNoneThatForgot) {
@@ -449,6 +541,123 @@ TEST_F(Membership, WhatIsMadeAnewKnowsNoStoreThatWasReplaced) {
             (std::set<std::string>{stores[0].identity.store, stores[1].identity.store, now}));
 }
 
+/// A store that has seen something agreed, and lies in its directory.
+class Seen {
+ public:
+  explicit Seen(const std::string& node, int64_t history = 1) {
+    StoreIdentity identity;
+    identity.store = node + "-store";
+    identity.node = node;
+    identity.cluster = "0123456789abcdef";
+    identity.cluster_name = "ptcfs";
+    identity.history = history;
+    identity.starts = 1;
+    EXPECT_TRUE(write_store_identity(dir_.path(), identity).has_value());
+  }
+  Seen& job(const std::string& name, const std::string& id, int64_t revision) {
+    return put("jobs/" + name, fmt::format(R"({{"id": "{}"}})", id), revision);
+  }
+  Seen& checkpoint(const std::string& job, const std::string& name, int64_t revision) {
+    return put(fmt::format("jobs/{}/checkpoints/{}", job, name),
+               fmt::format(R"({{"id": "{}-{}", "stored": "stored.json"}})", job, name), revision);
+  }
+  Seen& removed(const std::string& job_id, int64_t revision) {
+    return put(removed_job_key(job_id), removed_job_text("name", true), revision);
+  }
+  Seen& put(const std::string& key, const std::string& value, int64_t revision) {
+    (key.starts_with("jobs/") ? jobs_ : removed_).push_back({key, value, revision});
+    latest_ = std::max(latest_, revision);
+    return *this;
+  }
+  SeenStore look() const {
+    AgreedFacts facts = AgreedFacts::open(agreed_facts_path(dir_.path())).value();
+    facts.take("jobs/", jobs_);
+    facts.take(kTombstones, removed_);
+    facts.set_seen(latest_);
+    EXPECT_TRUE(facts.write().has_value());
+    return look_at_store(dir_.path()).value();
+  }
+
+ private:
+  TempDir dir_;
+  std::vector<MetaEntry> jobs_, removed_;
+  int64_t latest_ = 0;
+};
+
+using LeftOut = std::vector<RecoverReport::LeftOut>;
+
+/// etcd was set back to revision 5, and w2, which had seen nothing of what came then, went on.
+TEST_F(Membership, WhereViewsHavePartedEachChoiceSaysWhatItLeavesOut) {
+  Seen w0("w0"), w1("w1"), w2("w2");
+  for (Seen* one : {&w0, &w1})
+    one->job("old", "a", 3)
+        .job("both", "b", 4)
+        .job("acked", "c", 6)
+        .checkpoint("acked", "base", 7)
+        .checkpoint("old", "next", 8)
+        .put("jobs/both/layout", "2", 9)
+        .put("jobs/both/sequence", "{}", 9);
+  w1.job("last", "d", 10);
+  w2.job("both", "b", 4).job("fresh", "e", 6).job("acked", "f", 11);
+  w2.put("jobs/both/layout", "3", 12).removed("a", 13);
+  std::vector<SeenStore> stores;
+  for (const Seen* one : {&w0, &w1, &w2}) stores.push_back(one->look());
+  Result<RecoverReport> report = look_at_all(stores, *other_);
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  EXPECT_EQ(report.value().newest, 2u);
+  EXPECT_EQ(report.value().parted, 6);
+  EXPECT_EQ(report.value().left_out[0], (LeftOut{{"changes of job both (layout)", {"w2"}},
+                                                 {"job acked, in whose place is another", {"w2"}},
+                                                 {"job fresh", {"w2"}},
+                                                 {"job last", {"w1"}},
+                                                 {"that job old was removed", {"w2"}}}));
+  EXPECT_EQ(report.value().left_out[2],
+            (LeftOut{{"changes of job both (layout)", {"w0", "w1"}},
+                     {"job acked with 1 checkpoint, in whose place is another", {"w0", "w1"}},
+                     {"job last", {"w1"}}}));
+  const auto why = [&](const std::string& node) {
+    const Result<RecoverReport> from = look_at_all(stores, *other_, node);
+    return from.has_error() ? from.error().message() : "";
+  };
+  EXPECT_THAT(why("w7"), HasSubstr("none of these stores is of node w7"));
+  report = look_at_all(stores, *other_, "w0");
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  EXPECT_EQ(report.value().chosen, 0u);
+  EXPECT_EQ(report.value().jobs, (std::vector<std::string>{"acked", "both", "old"}));
+  ASSERT_TRUE(other_->commit({.puts = {{"jobs/fresh", R"({"id": "e"})"}}}).has_value());
+  EXPECT_EQ(look_at_all(stores, *other_, "w0").value().gone, std::vector<std::string>{"job fresh"});
+  ASSERT_TRUE(recover(stores, 0, *other_).has_value());
+  EXPECT_EQ(job_id_of(other_->get("jobs/acked").value()->value), "c");
+  EXPECT_FALSE(other_->get("jobs/fresh").value());
+  // Of a history that was given up nobody is chosen, but told what it knows.
+  stores.push_back(Seen("w3", 0).job("lost", "l", 90).look());
+  EXPECT_THAT(why("w3"),
+              HasSubstr("the store of node w3 is of history 0, and that of node w2 of 1"));
+  EXPECT_THAT(look_at_all(stores, *make_memory_meta()).value().left_out[2],
+              ::testing::Contains(RecoverReport::LeftOut{"job lost", {"w3"}}));
+}
+
+TEST_F(Membership, WhoHasSeenLessHasNotPartedFromTheOthers) {
+  Seen w0("w0"), w1("w1");
+  w0.job("old", "a", 3).job("gone", "g", 4).checkpoint("gone", "base", 5);
+  w0.put("jobs/old/in_force", "1", 6).put("jobs/old/dataset/head", "1", 7);
+  w0.checkpoint("old", "first", 8);
+  w1.job("old", "a", 3).put("jobs/old/in_force", "2", 9).removed("g", 10);
+  w1.put(removed_checkpoint_key("old-first"), "{}", 11).job("later", "l", 12);
+  std::vector<SeenStore> stores;
+  for (const Seen* one : {&w0, &w1}) stores.push_back(one->look());
+  const Result<RecoverReport> report = look_at_all(stores, *other_);
+  ASSERT_TRUE(report.has_value()) << report.error().message();
+  EXPECT_EQ(report.value().parted, 0);
+  EXPECT_EQ(report.value().newest, 1u);
+  EXPECT_EQ(report.value().left_out[1], LeftOut());
+  EXPECT_EQ(report.value().left_out[0],
+            (LeftOut{{"changes of job old (in_force)", {"w1"}},
+                     {"job later", {"w1"}},
+                     {"that checkpoint first of job old was removed", {"w1"}},
+                     {"that job gone was removed", {"w1"}}}));
+}
+
 /// There are as many as nodes, and each of these looks after each change.
 TEST_F(Membership, StoresAreListedWhereOneWasStartedAndNotAfterEachChange) {
   StoreListings meta(*meta_);
@@ -474,6 +683,7 @@ TEST_F(Membership, StoresAreListedWhereOneWasStartedAndNotAfterEachChange) {
   ASSERT_TRUE(store_->create_job("fourth").has_value());
   EXPECT_TRUE(has_copied(another.store));
   EXPECT_EQ(meta.stores_listed, listed + 1);
+  close();  // while there is what it asks
 }
 
 TEST_F(Membership, AWriterThatIsCutOffLosesTheLastLineAlone) {

@@ -174,6 +174,57 @@ TEST_F(ReserveOfImages, AFileThatTakesItsSpaceHasItFromThere) {
   EXPECT_EQ(held(), 32 * kMiB);
 }
 
+TEST_F(ReserveOfImages, AFileThatGrowsTakesWhatItLacks) {
+  const ImageRef kept = publish(160 * kMiB);
+  EXPECT_TRUE(is_ok(store_->remove(publish(128 * kMiB)->id())));
+  EXPECT_EQ(held(), 128 * kMiB);
+  const UniqueFd file(::open(path_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  EXPECT_EQ(store_->take_space(file.get(), FALLOC_FL_KEEP_SIZE, 0, 64 * kMiB), 0);
+  EXPECT_EQ(held(), 64 * kMiB);
+  EXPECT_EQ(store_->take_space(file.get(), 0, 0, 72 * kMiB), 0);
+  EXPECT_EQ(held(), 32 * kMiB);
+  for (uint64_t size = 73; size < 80; ++size)
+    EXPECT_EQ(store_->take_space(file.get(), 0, 0, size * kMiB), 0);
+  EXPECT_EQ(held(), 32 * kMiB);
+}
+
+TEST_F(ReserveOfImages, AnImageHasItFromThereInAnyOrder) {
+  const ImageRef kept = publish(160 * kMiB);
+  EXPECT_TRUE(is_ok(store_->remove(publish(128 * kMiB)->id())));
+  EXPECT_EQ(held(), 128 * kMiB);
+  ImageWriter writer = store_->create(128 * kMiB, ImageStore::TakeSpace::kLater).value();
+  EXPECT_TRUE(is_ok(writer.take_space(64 * kMiB, 128 * kMiB)));
+  EXPECT_EQ(held(), 64 * kMiB);
+  EXPECT_TRUE(is_ok(writer.take_space(0, 32 * kMiB)));
+  EXPECT_EQ(held(), 32 * kMiB);
+  EXPECT_TRUE(is_ok(writer.take_space(32 * kMiB, 64 * kMiB)));
+  EXPECT_EQ(held(), 0u);
+}
+
+/// To read a hole of a tmpfs takes a page, of a full one raises SIGBUS.
+TEST_F(ReserveOfImages, WhatAFileHasBehindItsEndFillsNoHole) {
+  const std::string upload = path_ + "/upload";
+  for (const uint64_t behind : {kMiB, 4 * kMiB}) {
+    const UniqueFd file(::open(upload.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    ASSERT_EQ(::pwrite(file.get(), "a", 1, 0), 1);
+    ASSERT_EQ(::ftruncate(file.get(), kMiB), 0);
+    ASSERT_EQ(::fallocate(file.get(), FALLOC_FL_KEEP_SIZE, 8 * kMiB, behind - 4096), 0);
+    struct stat before = {}, after = {};
+    ASSERT_EQ(::fstat(file.get(), &before), 0);
+    ASSERT_EQ(static_cast<uint64_t>(before.st_blocks) * 512, behind);
+    const auto image = store_->adopt(AT_FDCWD, upload);
+    ASSERT_TRUE(is_ok(image));
+    ASSERT_EQ(::fstat(file.get(), &after), 0);
+    EXPECT_EQ(static_cast<uint64_t>(after.st_blocks) * 512, kMiB);
+    EXPECT_EQ(after.st_mtim.tv_nsec, before.st_mtim.tv_nsec);
+    const std::span<const std::byte> bytes = image.value()->host_bytes().value();
+    EXPECT_TRUE(bytes[0] == std::byte{'a'} && bytes[kMiB - 1] == std::byte{});
+    ASSERT_EQ(::fstat(file.get(), &after), 0);
+    EXPECT_EQ(static_cast<uint64_t>(after.st_blocks) * 512, kMiB);
+    ASSERT_EQ(::unlink(upload.c_str()), 0);
+  }
+}
+
 TEST_F(ReserveOfImages, HearsWhenTheirMemoryGoesAndComes) {
   const ImageRef kept = publish(100 * kMiB);
   ImageRef held_on = publish(64 * kMiB);

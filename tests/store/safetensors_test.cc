@@ -75,7 +75,7 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
 INSTANTIATE_TEST_SUITE_P(
     Headers, SafetensorsRefuses,
     testing::Values(
-        Hostile{"", 0, "does not begin with '{'"}, Hostile{" {}", 0, "does not begin with '{'"},
+        Hostile{"", 0, "has no header"}, Hostile{" {}", 0, "does not begin with '{'"},
         Hostile{"[]", 0, "does not begin with '{'"}, Hostile{"{", 0, "too early"},
         Hostile{"{} x", 0, "more text"}, Hostile{std::string("{}\0\0", 4), 0, "more text"},
         Hostile{one("F32", "[2]", "[0,8]"), 7, "cut short"},

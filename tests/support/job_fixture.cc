@@ -150,7 +150,7 @@ void use_torch_files(Sample& sample) {
 
 RankParts slow_rank(const Sample& sample, const LayoutSpec& spec, uint64_t rank) {
   RankParts files;
-  const RankCoords coords = spec.coords(rank);
+  const RankCoords coords = SlowOracle::place(spec, rank);
   SlowOracle::OfRank of_rank(sample.oracle, spec, coords);
   for (size_t i = 0; i < sample.tensors.size(); ++i) {
     const TensorInfo& tensor = sample.tensors[i];

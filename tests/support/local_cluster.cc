@@ -29,8 +29,9 @@ class LocalCluster::NodeCalls final : public PeerCalls {
     return make_error(Code::kUnavailable, "node {} does not answer", node);
   }
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
-                           std::chrono::milliseconds, std::stop_token) override {
+                           std::chrono::milliseconds time, std::stop_token) override {
     const bool meets = row.handler == PeerHandler::kMeetings;
+    all_.waits(row.name, time);
     const bool lost = !meets && all_.loses(node, row.name);
     const std::shared_ptr<JobStore> store = lost ? nullptr : all_.serving(node, self_);
     if (store == nullptr) return make_error(Code::kUnavailable, "node {} does not answer", node);

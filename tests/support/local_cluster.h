@@ -3,6 +3,7 @@
 // and sockets are in tests/cluster.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -96,6 +97,8 @@ class LocalCluster {
 
   /// Asked before each transaction of a node: with an error, it is not made.
   Hook<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
+  /// Called before each call to another node: how long who asks will wait.
+  Hook<void(std::string_view method, std::chrono::milliseconds time)> waits;
   /// Called before a node lists what is agreed on below a prefix.
   Hook<void(const std::string& node, std::string_view prefix)> lists;
   /// What is agreed on, past all nodes.

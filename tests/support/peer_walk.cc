@@ -32,6 +32,8 @@ std::string request_of(PeerMethod method) {
     case PeerMethod::kUntake:
     case PeerMethod::kCommit:
       return R"({"id": "4567"})";
+    case PeerMethod::kRights:
+      return R"({"id": "4567", "incoming": "base"})";
     case PeerMethod::kUses:
     case PeerMethod::kRefresh:
       return R"({"id": "0123"})";
@@ -91,6 +93,7 @@ std::vector<std::string> expected_answers(bool is_there) {
       "job/adopt: conflict",
       "job/hide: conflict",
       "job/untake: ''",
+      "job/rights: not found",
       "job/commit: 'given up'",
   };
   constexpr size_t kOfNode = 3;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/json/serialize.hpp>
+#include <numeric>
 
 #include "store/base/json.h"
 #include "tests/support/synthetic_model.h"
@@ -193,19 +194,30 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
         between(random, 1, std::clamp(layers, 1u, 4u)));  // each stage has layers
     sizes.dp = one_of<uint32_t>(random, {1, 1, 2, 3, 5});
     sizes.cp = static_cast<uint32_t>(between(random, 1, 2));
+    if (model.oracle.number("experts") > 0 && one_in(random, 2)) {
+      sizes.etp = divisor(model.widest.tp);
+      if (sizes.etp == sizes.tp) sizes.etp = 0;
+      else if (one_in(random, 2)) sizes.dp = sizes.tp / std::gcd(sizes.tp, sizes.etp * sizes.ep);
+    }
     if (sizes.world_size() > max_ranks) continue;
-    if (one_in(random, 3)) spec.order = RankOrder::parse("pp-dp-tp-ep-cp").value();
+    if (sizes.etp == 0 && one_in(random, 3))
+      spec.order = RankOrder::parse("pp-dp-tp-ep-cp").value();
     if (sizes.pp > 1 && 2 * sizes.pp <= layers && one_in(random, 3))
       spec.vpp = static_cast<uint32_t>(between(random, 2, layers / sizes.pp));
     if (sizes.pp > 1 && sizes.pp <= layers && one_in(random, 2)) {
-      spec.stages.assign(spec.chunks(), 1);
-      for (uint32_t rest = layers - spec.chunks(); rest > 0; --rest) {
+      const uint32_t least = one_in(random, 3) ? 0 : 1;
+      spec.stages.assign(spec.chunks(), least);
+      for (uint32_t rest = layers - least * spec.chunks(); rest > 0; --rest) {
         ++spec.stages[between(random, 0, spec.chunks() - 1)];
       }
     }
     if (sizes.pp <= layers && spec.vpp == 1 && one_in(random, 2)) spec.naming = Naming::kStage;
     spec.optimizer = one_of<OptimizerCut>(
         random, {OptimizerCut::kReplicated, OptimizerCut::kZero1, OptimizerCut::kFsdp});
+    const bool cut = spec.optimizer != OptimizerCut::kReplicated;
+    for (uint32_t parts = 1; cut && parts < sizes.dp; ++parts)
+      if (sizes.dp % parts == 0 && one_in(random, 3)) spec.dp_shard = parts;
+    if (LayoutSpec::from_json(spec.to_json()).has_error()) continue;  // ranks do not divide
     const Result<> fits = bound.check(spec);
     if (fits.has_value()) return spec;
     // Some divisors of the widest tp do not divide the heads that are shared.

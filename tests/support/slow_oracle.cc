@@ -51,6 +51,10 @@ bool is_buffer(const std::string& name) {
                         "expert_bias", "inv_freq"});
 }
 
+bool is_stacked_experts(const std::string& name) {
+  return ends_with_any(name, {"experts.gate_up_proj", "experts.down_proj"});
+}
+
 /// The weight beside an adapter's tensor, and whether it runs over the weight's inputs.
 struct Adapter {
   std::string weight;
@@ -68,6 +72,30 @@ std::optional<Adapter> adapter_of(const std::string& name) {
 }
 
 }  // namespace
+
+RankCoords SlowOracle::place(const LayoutSpec& spec, uint64_t global_rank) {
+  const ParallelConfig& sizes = spec.sizes;
+  if (sizes.etp == 0) return spec.coords(global_rank);
+  RankCoords at;
+  // Experts: etp, ep, dp and pp. Context-parallel ranks are data-parallel ones here.
+  uint64_t rank = 0;
+  for (uint32_t pp = 0; pp < sizes.pp; ++pp)
+    for (uint32_t dp = 0; dp < sizes.dp; ++dp)
+      for (uint32_t cp = 0; cp < sizes.cp; ++cp)
+        for (uint32_t ep = 0; ep < sizes.ep; ++ep)
+          for (uint32_t etp = 0; etp < sizes.etp; ++etp)
+            if (rank++ == global_rank) at = {.pp = pp, .dp = dp, .ep = ep, .cp = cp, .etp = etp};
+  const uint64_t world = rank;
+  // All else: tp, cp, dp and pp, with as many dp as the world has room for.
+  const uint64_t dense_dp = world / sizes.pp / sizes.cp / sizes.tp;
+  rank = 0;
+  for (uint32_t pp = 0; pp < sizes.pp; ++pp)
+    for (uint64_t dp = 0; dp < dense_dp; ++dp)
+      for (uint32_t cp = 0; cp < sizes.cp; ++cp)
+        for (uint32_t tp = 0; tp < sizes.tp; ++tp)
+          if (rank++ == global_rank) at.tp = tp;
+  return at;
+}
 
 std::vector<uint64_t> SlowOracle::layers_of_stages(const LayoutSpec& spec) const {
   std::vector<uint64_t> counts(spec.stages.begin(), spec.stages.end());
@@ -221,7 +249,7 @@ std::vector<SlowOracle::AxisIndices> SlowOracle::axes(const std::string& paramet
     }
     cut = cut_axis(weight);
   }
-  const bool stacked = ends_with_any(weight, {"experts.gate_up_proj", "experts.down_proj"});
+  const bool stacked = is_stacked_experts(weight);
   std::vector<AxisIndices> axes(shape.size());
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     const uint64_t extent = shape[axis];
@@ -268,7 +296,11 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
   if (scalar) {
     indices.assign(shape.size(), {0});
   } else {
-    indices = axes(parameter, shape, spec, rank);
+    LayoutSpec cut = spec;
+    RankCoords at = rank;
+    if (spec.sizes.etp != 0 && (expert || is_stacked_experts(parameter)))
+      cut.sizes.tp = spec.sizes.etp, at.tp = rank.etp;
+    indices = axes(parameter, shape, cut, at);
   }
   Held held;
   held.elements = {0};
@@ -285,12 +317,15 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
   if (scalar || shape.empty()) return held;
 
   // Deal rows (FSDP) or elements (ZeRO-1) out, the same number to each dp rank until none is left.
-  const uint64_t ranks = spec.sizes.dp;
+  // With hybrid sharding to the first so many, and the same to the next.
+  const uint64_t ranks = spec.dp_shard != 0 ? spec.dp_shard : spec.sizes.dp;
+  uint64_t dp = rank.dp;
+  while (dp >= ranks) dp -= ranks;
   if (spec.optimizer == OptimizerCut::kZero1 && moment) {
     uint64_t each = 0;
     while (each * ranks < held.elements.size()) ++each;
     std::vector<std::optional<uint64_t>> mine;
-    for (uint64_t i = rank.dp * each; i < (rank.dp + uint64_t{1}) * each; ++i) {
+    for (uint64_t i = dp * each; i < (dp + 1) * each; ++i) {
       mine.push_back(i < held.elements.size() ? held.elements[i] : std::nullopt);
     }
     return Held{{each}, std::move(mine)};
@@ -302,7 +337,7 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
     Held mine{held.shape, {}};
     mine.shape[0] = 0;
     for (uint64_t row = 0; row < rows; ++row) {
-      if (row / each != rank.dp) continue;
+      if (row / each != dp) continue;
       ++mine.shape[0];
       const uint64_t width = held.elements.size() / rows;
       mine.elements.insert(mine.elements.end(), held.elements.begin() + row * width,

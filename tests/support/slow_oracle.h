@@ -27,6 +27,9 @@ class SlowOracle {
     std::vector<uint64_t> shape;
     std::vector<std::optional<uint64_t>> elements;
   };
+  /// Where Megatron-Core puts a rank, by its order tp-cp-ep-dp-pp: one count for experts, and one
+  /// for all else.
+  static RankCoords place(const LayoutSpec& spec, uint64_t global_rank);
   /// nullopt: the rank does not hold the tensor. Names of optimizer state are those that
   /// optimizer_tensors() makes.
   std::optional<Held> held(const std::string& name, const Shape& shape, const LayoutSpec& spec,

@@ -1,9 +1,11 @@
 #include "tools/ptc/layout_edit.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <boost/json/array.hpp>
 #include <boost/json/serialize.hpp>
+#include <utility>
 
 namespace ptc::cli {
 namespace {
@@ -76,9 +78,44 @@ TEST(LayoutEdit, GivenStagesAndDevicesAreTakenAsTheyAre) {
 
 TEST(LayoutEdit, SizesOfAName) {
   auto layout = parsed(R"({"tp":1,"pp":1,"dp":1,"ep":2,"order":"tp-cp-ep-dp-pp"})");
-  set_sizes_of_name(layout, "tp4-pp2-dp3-cp5+0123abcd");
+  set_sizes_of_name(layout, "tp4-pp2-dp3-cp5-shard3-zero1+0123abcd");
   EXPECT_EQ(json::serialize(layout),
             R"({"tp":4,"pp":2,"dp":3,"ep":1,"order":"tp-cp-ep-dp-pp","cp":5})");
+}
+
+TEST(LayoutEdit, RanksAreThoseOfEtp) {
+  LayoutEdit edit;
+  edit.ep = 2;
+  std::vector<std::string> notes;
+  const auto before = parsed(R"({"tp":2,"pp":1,"dp":1,"ep":2,"etp":1,"devices":["w:0","w:1"]})");
+  EXPECT_EQ(edited_layout(before, edit, notes), before);
+  edit.etp = 0;
+  EXPECT_EQ(json::serialize(edited_layout(before, edit, notes)),
+            R"({"tp":2,"pp":1,"dp":1,"ep":2})");
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("devices")));
+  auto layout = before;
+  set_sizes_of_name(layout, "tp2-pp1-dp1");
+  EXPECT_FALSE(layout.contains("etp"));
+}
+
+TEST(LayoutEdit, NamesSayMoreThanSizes) {
+  EXPECT_EQ(json::serialize(layout_of_name("tp1-pp1-dp8-shard4-fsdp").value()),
+            R"({"format":"ptc-layout/1","tp":1,"pp":1,"dp":8,"optimizer":"fsdp","dp_shard":4})");
+  for (const auto& [text, name] : {std::pair("tp2", "tp2-pp1-dp1"),
+                                   {"fsdp", "tp1-pp1-dp1-fsdp"},
+                                   {"tp2-dp4-zero1", "tp2-pp1-dp4-zero1"},
+                                   {"tp1-pp1-dp8-fsdp-shard4", "tp1-pp1-dp8-shard4-fsdp"},
+                                   {"tp1-pp1-dp8-shard8-fsdp", "tp1-pp1-dp8-fsdp"},
+                                   {"tp1-pp1-dp8-vpp1-naming_stage", "tp1-pp1-dp8-naming_stage"}})
+    EXPECT_THAT(layout_of_file_or_name(text).error().message(),
+                HasSubstr(fmt::format("; is it {}?", name)))
+        << text;
+  EXPECT_THAT(layout_of_file_or_name("tp1-pp1-dp8-shard3-fsdp").error().message(),
+              HasSubstr("does not divide dp = 8"));
+  EXPECT_THAT(layout_of_file_or_name("tp1-pp1-dp8-vpp2").error().message(),
+              HasSubstr("pp must be more than 1"));
+  EXPECT_THAT(layout_of_file_or_name("nothing.json").error().message(),
+              HasSubstr("neither a file nor a layout's name, such as"));
 }
 
 TEST(LayoutEdit, OnlyCanonicalNamesAreLayouts) {

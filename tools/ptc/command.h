@@ -12,7 +12,14 @@
 namespace ptc::cli {
 
 /// Exit codes. 2 means that the command line itself was wrong.
-enum ExitCode : int { kDone = 0, kFailed = 1, kUsage = 2, kNotChecked = 3, kTimedOut = 124 };
+enum ExitCode : int {
+  kDone = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kNotChecked = 3,
+  kLeft = 4,
+  kTimedOut = 124
+};
 
 /// Shared by all subcommands; filled while the command line is parsed.
 struct Context {

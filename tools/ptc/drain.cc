@@ -1,6 +1,7 @@
 // ptc drain: empties a node of the cluster, so that it can be stopped without any loss.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <thread>
@@ -76,10 +77,13 @@ Result<int> run_drain(const Context& context, const DrainOptions& options) {
     PTC_TRY(wait_until_empty(mount, node, bytes));
     PTC_TRY(answer, ask(mount, request));
   }
+  const auto not_asked = text_list(array_field(answer, "not_asked"));
+  const auto uncommitted = text_list(array_field(answer, "uncommitted"));
   if (options.as_json) {
     answer["node"] = node;
     fmt::print("{}", pretty_json(answer));
-    return kDone;
+    if (!not_asked.empty()) return kFailed;
+    return number_field(answer, "bytes_left") > 0 || uncommitted.empty() ? kDone : kLeft;
   }
   if (options.cancel) {
     fmt::print("{} is in service again\n", node);
@@ -89,11 +93,26 @@ Result<int> run_drain(const Context& context, const DrainOptions& options) {
     fmt::print("{} is being drained: {} left\n", node, format_size(left));
     return kDone;
   }
-  const auto uncommitted = text_list(array_field(answer, "uncommitted"));
-  if (uncommitted.empty()) fmt::print("{} is drained: it can be stopped\n", node);
-  else
-    fmt::print("{} is drained, but what is not committed stays there, and goes with it:\n", node);
-  for (const std::string& what : uncommitted) fmt::print("  {}\n", what);
+  if (!uncommitted.empty()) {
+    // A daemon that was started before this was installed counts nothing.
+    const uint64_t names =
+        std::max<uint64_t>(number_field(answer, "uncommitted_names"), uncommitted.size());
+    fmt::print("{} is drained, but {} that {} not committed stay{} there, and go{} with it:\n",
+               node,
+               names == 1 ? "1 file or directory" : fmt::format("{} files and directories", names),
+               names == 1 ? "is" : "are", names == 1 ? "s" : "", names == 1 ? "es" : "");
+    for (const std::string& what : uncommitted) fmt::print("  {}\n", what);
+  }
+  if (!not_asked.empty()) {
+    fmt::print(stderr,
+               "ptc: {} is drained, but could not be asked what is not committed there, and goes "
+               "with it:\n",
+               node);
+    for (const std::string& what : not_asked) fmt::print(stderr, "  {}\n", what);
+    return kFailed;
+  }
+  if (!uncommitted.empty()) return kLeft;
+  fmt::print("{} is drained: it can be stopped\n", node);
   return kDone;
 }
 
@@ -111,6 +130,8 @@ void add_drain(CLI::App& app, Context& context) {
       "What the node holds is moved to others, and nothing new is placed on it. That\n"
       "goes on when this command is interrupted, and survives restarts. A node that was\n"
       "stopped stays drained until it is taken into service again.\n"
+      "\nExit status: 0 drained, or being so (--no-wait), 1 failed, 4 drained, but for\n"
+      "what is in no checkpoint: it is named, and goes with the node.\n"
       "\nExample:\n  ptc drain w1 && ssh w1 reboot    # and later: ptc drain w1 --cancel");
 }
 

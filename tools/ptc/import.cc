@@ -51,6 +51,13 @@ bool is_directory(const std::string& path) {
   return fs::is_directory(path, error);
 }
 
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
 bool exists(const std::string& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0;
@@ -161,7 +168,21 @@ Result<CopyList> files_of_deepspeed_tags(const std::string& directory,
   });
 }
 
+/// A checkpoint that is one file, of torch.save's or of safetensors.
+Result<CopyList> file_alone(const ImportOptions& options) {
+  struct stat info {};
+  if (::stat(options.directory.c_str(), &info) != 0) return errno_error(errno, options.directory);
+  const auto bytes = static_cast<uint64_t>(info.st_size);
+  CopyList list;
+  list.items.push_back(
+      {options.directory,
+       fmt::format("rank/{}/{}", options.rank.value_or(0), base_name(options.directory)), bytes});
+  list.bytes = bytes;
+  return list;
+}
+
 Result<CopyList> files_of(const ImportOptions& options) {
+  if (is_file(options.directory)) return file_alone(options);
   std::string directory = inside_hub_cache(options.directory);
   if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
   if (!has_ranks(directory) && is_megatron_tree(directory))
@@ -265,8 +286,6 @@ void take_layout(const Target& target, const ImportOptions& options) {
     fmt::print("{}: in layout {}, as it was written\n", target.job, now.value().wanted);
 }
 
-std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
-
 /// Whether the commit goes on in the daemon, and how far it is, as status.json has it.
 bool goes_on(const Target& target, Progress& progress) {
   auto status = read_json_file(target.job_dir() + "/status.json");
@@ -343,14 +362,19 @@ Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions&
   if (auto taken = staging.begin_commit(); !taken)
     return staging.is_at_its_name() ? taken : taken_meanwhile(target, staging);
   const std::string own = staging.path();
+  constexpr auto kPause = std::chrono::milliseconds(100);
   constexpr int kTries = 3;  // when none goes on: it may have ended at just that moment
   const Reason reason(target, own + ".error");
   Progress progress("committing " + target.name());
   int error = EAGAIN;
   bool gave_up = false;  // a rename, which goes on all the same
   for (int in_vain = 0; error == EAGAIN && in_vain < kTries && !interrupted;) {
+    const auto asked = std::chrono::steady_clock::now();
     const bool done = ::rename(own.c_str(), target.checkpoint_dir().c_str()) == 0;
     error = done ? 0 : errno;
+    // Where others stand in a queue, too, it is answered at once.
+    if (error == EAGAIN && std::chrono::steady_clock::now() - asked < kPause)
+      std::this_thread::sleep_for(kPause);
     in_vain = goes_on(target, progress) ? 0 : in_vain + 1;
     // Decided at the moment at which the last rename gave up.
     if (done || (error == ENOENT && gave_up && is_directory(target.checkpoint_dir()))) {
@@ -419,8 +443,8 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
     return invalid_argument(
         "'{}' is no name of a checkpoint: it is one word without '/', and no '.' in front",
         target.checkpoint);
-  if (!is_directory(options.directory))
-    return make_error(Code::kNotFound, "{} is no directory", options.directory);
+  if (!is_directory(options.directory) && !is_file(options.directory))
+    return make_error(Code::kNotFound, "{} is neither a directory nor a file", options.directory);
   PTC_TRY(auto list, files_of(options));
   PTC_TRY(refuse_special_files(list, options.directory));
 
@@ -457,10 +481,9 @@ void add_import(CLI::App& app, Context& context) {
   command->add_option("JOB", options->job, "a job (made if need be), or JOB/NAME")->required();
   command
       ->add_option("DIR", options->directory,
-                   "a model's directory, one with a rank/R/ for each rank, one with Megatron's "
-                   "iter_*/mp_rank_*/, or one of DeepSpeed's; of several iterations or tags the "
-                   "one that the "
-                   "framework's own file names as the latest")
+                   "a model's directory, or its only file; one with a rank/R/ for each rank, one "
+                   "with Megatron's iter_*/mp_rank_*/, or one of DeepSpeed's; of several "
+                   "iterations or tags the one that the framework's own file names as the latest")
       ->required();
   command->add_option("--name", options->name, "name of the checkpoint")
       ->type_name("NAME")

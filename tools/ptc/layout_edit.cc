@@ -16,20 +16,26 @@
 namespace ptc::cli {
 namespace {
 
-constexpr const char* kSizes[] = {"tp", "pp", "dp", "ep", "cp"};  // their product are the ranks
+std::vector<std::string> parts_of_name(std::string_view name) {
+  std::vector<std::string> parts;
+  std::istringstream text{std::string(name.substr(0, name.find('+')))};
+  for (std::string part; std::getline(text, part, '-');) parts.push_back(part);
+  return parts;
+}
 
+/// By their keys in layout.json.
 std::vector<std::pair<std::string, uint32_t>> sizes_of_name(std::string_view name) {
   std::vector<std::pair<std::string, uint32_t>> sizes;
-  std::istringstream parts{std::string(name.substr(0, name.find('+')))};
-  for (std::string part; std::getline(parts, part, '-');) {
+  for (std::string part : parts_of_name(name)) {
     const size_t digits = part.find_first_of("0123456789");
     uint32_t value = 0;
     const char* end = part.data() + part.size();
     if (digits == part.npos || std::from_chars(part.data() + digits, end, value).ptr != end)
       continue;
     part.resize(digits);
-    for (const char* size : {"tp", "pp", "dp", "ep", "cp", "vpp"})
+    for (const char* size : {"tp", "pp", "dp", "ep", "etp", "cp", "vpp"})
       if (part == size) sizes.emplace_back(size, value);
+    if (part == "shard") sizes.emplace_back("dp_shard", value);
   }
   return sizes;
 }
@@ -43,7 +49,7 @@ void set_size(json::object& layout, std::string_view key, std::optional<uint32_t
 }
 
 CLI::Validator layers_or_even() {
-  auto check = [layers = whole_number(1, UINT32_MAX)](std::string& text) {
+  auto check = [layers = whole_number(0, UINT32_MAX)](std::string& text) {
     return text == kEven ? std::string() : layers(text);
   };
   return CLI::Validator(check, "", "layers");
@@ -62,8 +68,8 @@ json::array json_list(const auto& values) {
 }  // namespace
 
 bool LayoutEdit::empty() const {
-  return !tp && !pp && !dp && !ep && !cp && !vpp && stages.empty() && !order && !naming &&
-         !optimizer && devices.empty() && !replicas && !keep;
+  return !tp && !pp && !dp && !ep && !etp && !cp && !vpp && stages.empty() && !order && !naming &&
+         !optimizer && !dp_shard && devices.empty() && !replicas && !keep;
 }
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
@@ -81,6 +87,10 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   app.add_option("--ep", edit.ep, "expert-parallel size")
       ->type_name("N")
       ->check(size)
+      ->group(group);
+  app.add_option("--etp", edit.etp, "tensor-parallel size of experts; 0: tp")
+      ->type_name("N")
+      ->check(whole_number(0, kMaxWorldSize))
       ->group(group);
   app.add_option("--cp", edit.cp, "context-parallel size")
       ->type_name("N")
@@ -111,6 +121,10 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
   app.add_option("--optimizer", edit.optimizer, "how optimizer state is cut")
       ->type_name("replicated|zero1|fsdp")
       ->group(group);
+  app.add_option("--dp-shard", edit.dp_shard, "dp ranks among which it is cut; 0: all")
+      ->type_name("N")
+      ->check(whole_number(0, kMaxWorldSize))
+      ->group(group);
   app.add_option("--replicas", edit.replicas, "further copies on other nodes")
       ->type_name("N")
       ->check(whole_number(0, kMaxReplicas))
@@ -127,6 +141,8 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   set_size(layout, "pp", edit.pp);
   set_size(layout, "dp", edit.dp);
   set_size(layout, "ep", edit.ep);
+  if (edit.etp == 0u) layout.erase("etp");
+  else set_size(layout, "etp", edit.etp);
   set_size(layout, "cp", edit.cp);
   set_size(layout, "vpp", edit.vpp);
   if (has(edit.stages, kEven)) {
@@ -141,6 +157,8 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   if (edit.order) layout.insert_or_assign("order", *edit.order);
   if (edit.naming) layout.insert_or_assign("naming", *edit.naming);
   if (edit.optimizer) layout.insert_or_assign("optimizer", *edit.optimizer);
+  if (edit.dp_shard == 0u) layout.erase("dp_shard");
+  else set_size(layout, "dp_shard", edit.dp_shard);
   if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
   if (edit.keep) layout.insert_or_assign("keep", *edit.keep);
 
@@ -149,14 +167,23 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
     notes.push_back(fmt::format("\"vpp\" was {} and is left out: one stage has all layers", vpp));
     layout.erase("vpp");
   }
+  const uint64_t dp = size_or_one(layout, "dp"), shard = size_or_one(layout, "dp_shard");
+  const std::string optimizer = text_field(layout, "optimizer");
+  const bool cut = !optimizer.empty() && optimizer != "replicated";
+  if (!edit.dp_shard && layout.contains("dp_shard") && (!cut || dp % shard != 0)) {
+    notes.push_back(fmt::format(
+        "\"dp_shard\" was {} and is left out: {}", shard,
+        cut ? fmt::format("it does not divide dp = {}", dp) : "nothing is cut over dp"));
+    layout.erase("dp_shard");
+  }
   const json::array& stages = array_field(layout, "stages");
   if (edit.stages.empty() && !stages.empty() && stages.size() != pp * vpp) {
     notes.push_back(fmt::format("\"stages\" was for {} stages and is left out: as even as possible",
                                 stages.size()));
     layout.erase("stages");
   }
-  uint64_t ranks = 1;
-  for (const char* size : kSizes) ranks *= size_or_one(layout, size);
+  uint64_t ranks = size_or_one(layout, layout.contains("etp") ? "etp" : "tp");
+  for (const char* size : {"pp", "dp", "ep", "cp"}) ranks *= size_or_one(layout, size);
   const json::array& devices = array_field(layout, "devices");
   if (edit.devices.empty() && !devices.empty() && devices.size() != ranks) {
     notes.push_back(fmt::format("\"devices\" was for {} ranks and is left out: ptcfs places them",
@@ -173,43 +200,53 @@ void set_sizes_of_name(json::object& layout, std::string_view name) {
   for (const char* optional_size : {"ep", "cp", "vpp"}) {
     if (layout.contains(optional_size)) layout[optional_size] = 1;
   }
-  for (const auto& [key, value] : sizes) layout.insert_or_assign(key, value);
+  layout.erase("etp");
+  for (const auto& [key, value] : sizes)
+    if (key != "dp_shard") layout.insert_or_assign(key, value);
 }
 
 Result<json::object> layout_of_name(std::string_view name) {
-  json::object layout{{"format", "ptc-layout/1"}, {"tp", 0}, {"pp", 0}, {"dp", 0}};
-  for (const auto& [key, value] : sizes_of_name(name)) layout.insert_or_assign(key, value);
-  std::string again = fmt::format("tp{}-pp{}-dp{}", number_field(layout, "tp"),
-                                  number_field(layout, "pp"), number_field(layout, "dp"));
-  for (const char* key : {"ep", "cp", "vpp"}) {
-    if (uint64_t value = number_field(layout, key)) again += fmt::format("-{}{}", key, value);
-  }
-  if (again != name || number_field(layout, "tp") == 0 || number_field(layout, "pp") == 0 ||
-      number_field(layout, "dp") == 0) {
-    return invalid_argument("'{}' is no layout's name, such as tp4-pp2-dp1", name);
-  }
+  PTC_TRY(const LayoutSpec spec, LayoutSpec::from_name(name));
+  json::object layout{{"format", "ptc-layout/1"}};
+  for (const auto& field : spec.to_json()) layout.insert(field);
   return layout;
 }
 
 namespace {
 
-/// Neither a file nor a name; where sizes are meant, it says the name that has them.
-Error no_layout(const std::string& text) {
-  json::object sizes;
-  for (const auto& [key, value] : sizes_of_name(text)) sizes.insert_or_assign(key, value);
-  std::string name = fmt::format("tp{}-pp{}-dp{}", size_or_one(sizes, "tp"),
-                                 size_or_one(sizes, "pp"), size_or_one(sizes, "dp"));
-  for (const char* key : {"ep", "cp", "vpp"}) {
-    if (uint64_t value = size_or_one(sizes, key); value > 1)
-      name += fmt::format("-{}{}", key, value);
+/// The name of the layout whose parts are in `text`, in any order, and not all that there must be.
+/// Empty: none is.
+Result<std::string> name_meant(std::string_view text) {
+  json::object layout{{"tp", 1}, {"pp", 1}, {"dp", 1}};
+  auto parts = sizes_of_name(text);
+  bool some = !parts.empty();
+  for (const auto& [key, value] : parts) layout.insert_or_assign(key, value);
+  for (const std::string& part : parts_of_name(text)) {
+    const auto one = LayoutSpec::from_name("tp1-pp1-dp1-" + part);
+    if (!one || sizes_of_name(part).size() > 0) continue;
+    some = true;
+    for (const auto& [key, value] : one.value().to_json())
+      if (!layout.contains(key)) layout.insert_or_assign(key, value);
   }
-  if (sizes.empty())
+  if (!some) return std::string();
+  PTC_TRY(const LayoutSpec spec, LayoutSpec::from_json(layout));
+  return spec.name();
+}
+
+/// Neither a file nor a name; where parts of one are meant, it says the name that has them.
+Error no_layout(const std::string& text) {
+  const auto meant = name_meant(text);
+  if (!meant) {
+    auto named = layout_of_name(text);
+    if (!named) return named.error();
+  }
+  if (!meant || meant.value().empty())
     return make_error(Code::kNotFound,
                       "'{}' is neither a file nor a layout's name, such as tp4-pp2-dp1", text);
   return make_error(Code::kNotFound,
-                    "'{}' is neither a file nor a layout's name, which has all of tp, pp and dp; "
-                    "is it {}?",
-                    text, name);
+                    "'{}' is neither a file nor a layout's name, which has tp, pp and dp, and the "
+                    "rest where it is not the default, in one order; is it {}?",
+                    text, meant.value());
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ inline constexpr std::string_view kEven = "even", kAuto = "auto";
 
 /// The fields that were given.
 struct LayoutEdit {
-  std::optional<uint32_t> tp, pp, dp, ep, cp, vpp;
+  std::optional<uint32_t> tp, pp, dp, ep, etp, cp, vpp, dp_shard;
   std::vector<std::string> stages;  // numbers, or kEven
   std::optional<std::string> order, naming, optimizer;
   std::vector<std::string> devices;  // or kAuto

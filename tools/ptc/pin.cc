@@ -38,6 +38,12 @@ Result<int> run_pin(const Context& context, const PinOptions& options) {
   if (result != 0 && errno == EACCES)
     return make_error(Code::kPermissionDenied, "checkpoint {} belongs to another user",
                       target.name());
+  if (result != 0 && (errno == EBUSY || errno == EAGAIN))
+    return make_error(
+        Code::kUnavailable,
+        "{}: what the nodes agree through does not answer, or not soon; the same again "
+        "says how it ended",
+        target.name());
   if (result != 0 && !(options.remove && errno == ENODATA)) return errno_error(errno, dir);
   fmt::print("{} {}\n", target.name(), options.remove ? "is not pinned" : "is pinned");
   return kDone;

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -20,6 +21,7 @@ namespace {
 
 struct RecoverOptions {
   std::vector<std::string> stores;
+  std::string from;
   EtcdOptions etcd;
   bool dry_run = false, yes = false;
 };
@@ -46,22 +48,78 @@ void print_checkpoint(const RecoverReport::Checkpoint& one) {
   fmt::print("\n");
 }
 
-void print_report(const std::vector<SeenStore>& stores, const RecoverReport& report) {
+void print_left_out(const std::vector<RecoverReport::LeftOut>& left_out) {
+  for (const RecoverReport::LeftOut& one : left_out)
+    fmt::print("    {} (known to {})\n", one.what, fmt::join(one.nodes, ", "));
+}
+
+/// Each choice, and what it leaves out; those together that leave out the same.
+void print_choices(const std::vector<SeenStore>& stores, const RecoverReport& report) {
+  fmt::print(
+      "from revision {} on these stores have seen different things agreed, and none knows "
+      "all:\n",
+      report.parted);
+  std::vector<bool> said(stores.size());
+  for (size_t i = 0; i < stores.size(); ++i) {
+    if (said[i] || !report.can_be_chosen[i]) continue;
+    std::vector<std::string> nodes;
+    for (size_t j = i; j < stores.size(); ++j)
+      if (report.can_be_chosen[j] && report.left_out[j] == report.left_out[i]) {
+        nodes.push_back(stores[j].identity.node);
+        said[j] = true;
+      }
+    fmt::print("  --from {} leaves out{}\n", fmt::join(nodes, " or "),
+               report.left_out[i].empty() ? " nothing" : ":");
+    print_left_out(report.left_out[i]);
+  }
+}
+
+void print_stores(const std::vector<SeenStore>& stores, const RecoverReport& report, bool decided) {
   for (size_t i = 0; i < stores.size(); ++i)
-    fmt::print("{} of node {}, cluster {} ({}), history {}: has seen revision {}{}\n",
+    fmt::print("{} of node {}, cluster {} ({}), history {}: has seen revision {}{}{}\n",
                stores[i].directory, stores[i].identity.node, stores[i].identity.cluster_name,
                stores[i].identity.cluster, stores[i].identity.history, stores[i].facts.seen(),
-               stores.size() > 1 && i == report.newest ? " (the latest)" : "");
+               stores.size() > 1 && i == report.newest ? " (the latest)" : "",
+               decided && report.chosen != report.newest && i == report.chosen ? " (chosen)" : "");
   for (const RegisteredStore& other : report.others)
     fmt::print(
-        "store {} of node {}: not looked at; if it has seen more (ptc recover --dry-run there), "
-        "recover from it\n",
+        "store {} of node {}: not looked at; if it has seen more, or knows jobs that these do not "
+        "(ptc recover --dry-run there), recover from it\n",
         other.store, other.node);
+}
+
+/// `decided`: it is clear of which store everything is to be made.
+void print_report(const std::vector<SeenStore>& stores, const RecoverReport& report, bool decided) {
+  print_stores(stores, report, decided);
+  if (report.parted > 0) print_choices(stores, report);
+  if (!decided) return;
   fmt::print("jobs: {}\n",
              report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
   for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
+  if (const auto& left_out = report.left_out[report.chosen];
+      report.parted == 0 && !left_out.empty()) {
+    fmt::print("left out:\n");
+    print_left_out(left_out);
+  }
+  if (!report.gone.empty())
+    fmt::print("in etcd now, and not of this: {}\n", fmt::join(report.gone, ", "));
   fmt::print("{} of the agreed keys are missing in etcd, or are others there\n",
              report.changes.size());
+}
+
+/// What somebody can do who misses it.
+void print_where_it_is(const std::vector<SeenStore>& stores, const RecoverReport& report) {
+  std::vector<std::string> directories;
+  for (const RecoverReport::LeftOut& one : report.left_out[report.chosen])
+    for (const SeenStore& store : stores)
+      if (std::find(one.nodes.begin(), one.nodes.end(), store.identity.node) != one.nodes.end() &&
+          std::find(directories.begin(), directories.end(), store.directory) == directories.end())
+        directories.push_back(store.directory);
+  if (directories.empty()) return;
+  fmt::print(
+      "what is left out stays in {}, where nothing names it any more (kept in .ptc/nodes.json). "
+      "To read it, copy that before its node starts; ptc(1) says how\n",
+      fmt::join(directories, ", "));
 }
 
 constexpr auto kWaitForLeases = std::chrono::seconds(20);
@@ -83,10 +141,18 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
   EtcdOptions etcd = options.etcd;
   if (etcd.cluster.empty()) etcd.cluster = stores.front().identity.cluster_name;
   PTC_TRY(auto meta, open_etcd_meta(etcd));
-  PTC_TRY(auto report, look_at_all(stores, *meta));
-  print_report(stores, report);
+  PTC_TRY(auto report, look_at_all(stores, *meta, options.from));
+  const bool decided = report.parted == 0 || !options.from.empty();
+  print_report(stores, report, decided);
   std::fflush(stdout);
   if (options.dry_run) return kDone;
+  if (!decided)
+    return make_error(
+        Code::kInvalidArgument,
+        "the stores have seen different things agreed from revision {} on, so that each leaves "
+        "out something: nothing was changed. Choose one with --from NODE, after a look at it with "
+        "--dry-run --from NODE",
+        report.parted);
   if (!report.alive.empty())
     fmt::print(stderr,
                "nodes are there still, or were when etcd was saved: {}; waiting until their leases "
@@ -100,13 +166,14 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
           "nodes are there: {}. Stop them all first, and wait until their leases have ended",
           fmt::join(report.alive, ", "));
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    PTC_TRY(report, look_at_all(stores, *meta));
+    PTC_TRY(report, look_at_all(stores, *meta, options.from));
   }
   if (!options.yes && !(is_live_terminal(0) && confirmed())) {
     fmt::print(stderr, "ptc: nothing was changed (--yes: without being asked)\n");
     return kFailed;
   }
-  PTC_TRY(recover(stores, report.newest, *meta));
+  PTC_TRY(recover(stores, report.chosen, *meta));
+  print_where_it_is(stores, report);
   fmt::print("done: start the nodes again\n");
   return kDone;
 }
@@ -120,6 +187,10 @@ void add_recover(CLI::App& app, Context& context) {
   options->etcd.cluster.clear();
   command->add_option("STORE", options->stores, "stores of nodes, or their mount points")
       ->required();
+  command
+      ->add_option("--from", options->from,
+                   "of what the store of this node has seen (default: of the latest)")
+      ->type_name("NODE");
   command->add_option("--etcd", options->etcd.endpoints, "as ptcfs has it")
       ->type_name("URL,…")
       ->delimiter(',')
@@ -141,7 +212,9 @@ void add_recover(CLI::App& app, Context& context) {
       "Each store has a copy of what it has seen agreed. When etcd's data were lost, or\n"
       "are of a backup, the nodes refuse to start. With all nodes stopped, look at the\n"
       "store of each (--dry-run), and recover from the one that has seen the latest\n"
-      "revision; then start them. No file of a store is changed.\n"
+      "revision; then start them. No file of a store is changed. Where the stores have\n"
+      "seen different things, since nodes went on with an etcd that was set back, it\n"
+      "says what each leaves out, and one of them must be chosen (--from).\n"
       "\nExample:\n"
       "  ptc recover --etcd http://10.0.0.9:2379 /local/ptc");
 }

@@ -6,14 +6,20 @@
 #include <boost/json/serialize.hpp>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "reshard/ptc/builtin_rules.h"
+#include "reshard/ptc/cut_report.h"
+#include "reshard/ptc/layout.h"
 #include "reshard/ptc/rule_set.h"
 #include "store/base/file.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/layout_edit.h"
+#include "tools/ptc/model_directory.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/suggested_rules.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -26,6 +32,7 @@ struct RulesOptions {
   std::vector<std::string> names;
   std::string layout;
   std::string family;
+  std::string rules;
   bool as_json = false;
 };
 
@@ -107,10 +114,10 @@ void print_tensor(const json::object& tensor, size_t width) {
     fmt::print("      {}\n", coloured(wrapped(problem, 6, width), Colour::kRed));
 }
 
-void print_report(const Target& target, const json::object& report) {
+void print_report(const std::string& whose, const json::object& report) {
   const size_t width = terminal_width(1);
   fmt::print("{}\n",
-             wrapped(fmt::format("{} under {}, with the rules of family {}", target.name(),
+             wrapped(fmt::format("{} under {}, with the rules of family {}", whose,
                                  text_field(report, "layout"), text_field(report, "family")),
                      2, width));
   std::string facts;
@@ -138,9 +145,20 @@ void print_report(const Target& target, const json::object& report) {
   }
 }
 
-Result<int> check_job(const Context& context, const RulesOptions& options) {
-  PTC_TRY(auto found, find_target(context.mount_option, options.target));
-  PTC_TRY(auto target, with_checkpoint(std::move(found)));
+int finish_check(const std::string& whose, const json::object& report, bool as_json) {
+  if (as_json) {
+    fmt::print("{}", pretty_json(report));
+  } else {
+    print_report(whose, report);
+  }
+  const json::value* fits = report.if_contains("fits");
+  if (fits == nullptr || !fits->is_string()) return kDone;
+  fmt::print(stderr, "ptc: {} does not fit: {}\n", text_field(report, "layout"),
+             text_field(report, "fits"));
+  return kFailed;
+}
+
+Result<json::object> report_of_job(const Target& target, const RulesOptions& options) {
   json::object question{{"do", "rules"},
                         {"job", target.job},
                         {"checkpoint", target.checkpoint},
@@ -149,17 +167,56 @@ Result<int> check_job(const Context& context, const RulesOptions& options) {
     PTC_TRY(auto layout, layout_of_file_or_name(options.layout));
     question["layout"] = std::move(layout);
   }
-  PTC_TRY(auto report, ask(target.mount, question));
-  if (options.as_json) {
-    fmt::print("{}", pretty_json(report));
-  } else {
-    print_report(target, report);
+  return ask(target.mount, question);
+}
+
+/// Offline: by the rules that a commit of it would choose, or those of a file.
+Result<json::object> report_of_directory(const RulesOptions& options) {
+  std::optional<std::string> rules;
+  if (!options.rules.empty()) {
+    PTC_TRY(rules, read_text_file(AT_FDCWD, options.rules, kMaxRulesBytes));
   }
-  const json::value* fits = report.if_contains("fits");
-  if (fits == nullptr || !fits->is_string()) return kDone;
-  fmt::print(stderr, "ptc: {} does not fit: {}\n", text_field(report, "layout"),
-             text_field(report, "fits"));
-  return kFailed;
+  PTC_TRY(auto model, model_of_directory(options.target, rules));
+  PTC_TRY(auto wanted,
+          layout_of_file_or_name(options.layout.empty() ? "tp2-pp1-dp1" : options.layout));
+  PTC_TRY(auto layout, Layout::parse(json::serialize(wanted)));
+  return cut_report(model, layout.spec, options.names);
+}
+
+/// Of a job or a model's directory, and what that is called.
+Result<std::pair<std::string, json::object>> report_of(const Context& context,
+                                                       const RulesOptions& options) {
+  if (is_model_directory(options.target)) {
+    PTC_TRY(auto report, report_of_directory(options));
+    return std::pair(options.target, std::move(report));
+  }
+  PTC_TRY(auto found, find_target(context.mount_option, options.target));
+  PTC_TRY(auto target, with_checkpoint(std::move(found)));
+  PTC_TRY(auto report, report_of_job(target, options));
+  return std::pair(target.name(), std::move(report));
+}
+
+Result<int> check_model(const Context& context, const RulesOptions& options) {
+  PTC_TRY(auto report, report_of(context, options));
+  return finish_check(report.first, report.second, options.as_json);
+}
+
+Result<int> run_suggest(const Context& context, const RulesOptions& options) {
+  PTC_TRY(auto report, report_of(context, options));
+  const SuggestedRules suggested = suggested_rules(report.second);
+  fmt::print("{}", pretty_json(suggested.text));
+  if (suggested.guesses == 0) {
+    fmt::print(stderr,
+               "ptc: all names of {} are known; say what \"extends\" says, and nothing is "
+               "guessed\n",
+               report.first);
+    return kDone;
+  }
+  fmt::print(stderr,
+             "ptc: {} of this {} guessed: look at each \"guess\", then at what \"ptc rules check\" "
+             "says\n",
+             suggested.guesses, suggested.guesses == 1 ? "is" : "are");
+  return kDone;
 }
 
 }  // namespace
@@ -172,28 +229,49 @@ void add_rules(CLI::App& app, Context& context) {
       "committed, else of the family that knows its names.\n"
       "\nExamples:\n  ptc rules list\n  ptc rules show llama\n"
       "  ptc rules check llama --layout tp8-pp1-dp1\n"
-      "  ptc rules check llama/base q_proj embed\n  ptc rules check ./rules.json");
+      "  ptc rules check llama/base q_proj embed\n  ptc rules check ./rules.json\n"
+      "  ptc rules check ./Llama-3.1-8B --layout tp8-pp1-dp1");
   command->require_subcommand(1);
   CLI::App* list = command->add_subcommand("list", "List the families that are built in");
   CLI::App* show = command->add_subcommand("show", "Print the rules of a family");
   show->add_option("FAMILY", options->family, "a family of \"ptc rules list\"")->required();
   CLI::App* check = command->add_subcommand(
       "check", "Say how each tensor of a checkpoint is cut, or what is wrong with a rules file");
-  check->add_option("JOB", options->target, "a job, JOB/CHECKPOINT, or a file *.json of rules")
+  check
+      ->add_option("JOB", options->target,
+                   "a job, JOB/CHECKPOINT, a file *.json of rules, or a model's directory (with a "
+                   "slash in its name, as ./base)")
       ->required();
   check->add_option("NAME", options->names, "only tensors with one of these in their name");
   check
-      ->add_option("--layout", options->layout, "a layout.json, or a layout's name; else the job's")
+      ->add_option("--layout", options->layout,
+                   "a layout.json, or a layout's name; else the job's, of a directory tp2-pp1-dp1")
       ->type_name("LAYOUT or FILE");
-  for (CLI::App* sub : {list, show, check}) sub->fallthrough();
+  check
+      ->add_option("--rules", options->rules,
+                   "of a directory: a rules.json instead of the family's")
+      ->type_name("FILE");
+  CLI::App* suggest = command->add_subcommand(
+      "suggest", "Print a rules.json for a model of which not all names are known");
+  suggest->add_option("JOB", options->target, "a job, JOB/CHECKPOINT, or a model's directory")
+      ->required();
+  suggest->footer(
+      "It extends the set of rules that knows most of its names. What that does not\n"
+      "know is guessed, and marked so: by how parameters are usually called, else whole\n"
+      "on each rank. Of a model that is imported already the rules stay as they are:\n"
+      "save these as the job's rules.json, and commit it again.\n"
+      "\nExample:\n  ptc rules suggest ./model > rules.json\n"
+      "  ptc rules check ./model --rules rules.json");
+  for (CLI::App* sub : {list, show, check, suggest}) sub->fallthrough();
   for (CLI::App* sub : {list, check}) sub->add_flag("--json", options->as_json, "print as JSON");
   check->footer("Exit status: 0 all can be cut so, 1 not, or the file is wrong.");
-  command->callback([&context, options, list, show] {
-    context.run = [&context, options, list, show]() -> Result<int> {
+  command->callback([&context, options, list, show, suggest] {
+    context.run = [&context, options, list, show, suggest]() -> Result<int> {
       if (list->parsed()) return run_list(options->as_json);
       if (show->parsed()) return run_show(options->family);
+      if (suggest->parsed()) return run_suggest(context, *options);
       if (options->target.ends_with(".json")) return check_file(options->target);
-      return check_job(context, *options);
+      return check_model(context, *options);
     };
   });
 }

@@ -129,25 +129,34 @@ FsResult<> CheckpointDir::set_xattr(const std::string& name, std::string_view va
   if (value != "1") return Errno{EINVAL};
   if ((flags & XATTR_CREATE) != 0 && pinned()) return Errno{EEXIST};
   if ((flags & XATTR_REPLACE) != 0 && !pinned()) return Errno{ENODATA};
-  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), true,
-                                                checkpoint()->checkpoint->manifest().id));
+  return pin(true);
+}
+
+/// The kernel has the directory locked meanwhile: bounded as a rename is.
+FsResult<> CheckpointDir::pin(bool pinned) {
+  auto decide = [view = job(), of = checkpoint()->checkpoint, pinned] {
+    return as_decided(view->job().pin_checkpoint(of->name(), pinned, of->manifest().id));
+  };
+  return job()->tree().errands().ask(checkpoint_key(*checkpoint()), pinned ? "pin" : "unpin",
+                                     decide);
 }
 
 FsResult<> CheckpointDir::remove_xattr(const std::string& name) {
   if (name != kPin) return FrozenDir::remove_xattr(name);
   if (!pinned()) return Errno{ENODATA};
-  return as_decided(job()->job().pin_checkpoint(checkpoint()->checkpoint->name(), false,
-                                                checkpoint()->checkpoint->manifest().id));
+  return pin(false);
 }
 
 FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
   const bool text = name == "meta.json" || name == "consumed";
-  if (text && has_part(*checkpoint(), name))
+  if (text && has_part(*checkpoint(), name)) {
+    const bool meta = name == "meta.json";  // checksums, which of small tensors tell all
+    auto make = [meta](const Checkpoint& of) {
+      return meta ? of.meta_json() : fmt::format("{}\n", of.manifest().consumed.value_or(0));
+    };
     return intern(
-        std::make_shared<FrozenText>(checkpoint(), child_key(name), [name](const Checkpoint& of) {
-          return name == "meta.json" ? of.meta_json()
-                                     : fmt::format("{}\n", of.manifest().consumed.value_or(0));
-        }));
+        std::make_shared<FrozenText>(checkpoint(), child_key(name), std::move(make), meta));
+  }
   if (name == "layouts") return intern(std::make_shared<LayoutsDir>(job(), checkpoint()));
   if (name == SourcesFile::kName)
     return intern(std::make_shared<SourcesFile>(checkpoint(), child_key(name), nullptr));

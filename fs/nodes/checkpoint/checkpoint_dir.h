@@ -74,6 +74,7 @@ class CheckpointDir : public FrozenDir {
 
  private:
   bool pinned() const;
+  FsResult<> pin(bool pinned);
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
 };

@@ -1,6 +1,5 @@
 #include "fs/nodes/checkpoint/checkpoints_dir.h"
 
-#include <chrono>
 #include <memory>
 #include <utility>
 
@@ -44,14 +43,13 @@ FsResult<std::vector<DirEntry>> CheckpointsDir::list() {
 }
 
 FsResult<> CheckpointsDir::take(RealNode& parent, const std::string& name,
-                                const std::string& target_name, unsigned flags) {
+                                const std::string& target_name, unsigned flags,
+                                std::chrono::milliseconds waits) {
   if (&parent.job() != job_.get()) return Errno{EXDEV};
   if (dynamic_cast<IncomingDir*>(&parent) == nullptr) return Errno{EPERM};
   if ((flags & RENAME_EXCHANGE) != 0) return Errno{EINVAL};
-  // The kernel holds locks of the whole mount while it waits for a rename.
-  constexpr auto kRenameTime = std::chrono::milliseconds(1700);
   const auto view = job_->checkpoint(target_name);
-  if (auto committed = as_decided(job_->job().commit(name, target_name, kRenameTime)); !committed)
+  if (auto committed = as_decided(job_->job().commit(name, target_name, waits)); !committed)
     return of_rename(committed.error());
   // It was there already: decided after a rename before this one had given up. For the kernel what
   // it found by that name is replaced now, and dead; by another node it finds it anew.
@@ -66,9 +64,12 @@ FsResult<> CheckpointsDir::remove_directory(const std::string& name) {
   auto view = job_->checkpoint(name);
   if (view == nullptr) return Errno{ENOENT};
   if (!CheckpointDir::all_hidden(*view)) return Errno{ENOTEMPTY};
-  PTC_TRY(as_decided(job_->job().remove_checkpoint(name, view->checkpoint->manifest().id)));
-  (void)job_->checkpoint(name);  // drops the view
-  return ok();
+  auto remove = [job = job_, name, id = view->checkpoint->manifest().id] {
+    const FsResult<> removed = as_decided(job->job().remove_checkpoint(name, id));
+    (void)job->checkpoint(name);  // drops the view
+    return removed;
+  };
+  return job_->tree().errands().ask(checkpoint_key(*view), "rmdir", remove);
 }
 
 }  // namespace ptc

@@ -1,6 +1,7 @@
 // <job>/checkpoints/: the committed checkpoints. A rename into it commits, rmdir removes.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,7 @@ class CheckpointsDir : public Node, public RenameTarget {
 
   /// mv incoming/<name> checkpoints/<target_name>. `parent` is where it comes from.
   FsResult<> take(RealNode& parent, const std::string& name, const std::string& target_name,
-                  unsigned flags) override;
+                  unsigned flags, std::chrono::milliseconds waits) override;
 
   NameLife name_life() const override { return NameLife::kForever; }
   double attribute_seconds() const override { return kCacheSeconds; }

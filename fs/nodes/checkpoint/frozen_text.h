@@ -13,7 +13,8 @@ namespace ptc {
 class FrozenText : public Node {
  public:
   using Make = std::function<std::string(const Checkpoint&)>;  // always the same
-  FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string key, Make make);
+  /// `of_all`: it tells something of each file's content, and is for who may read all of them.
+  FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string key, Make make, bool of_all);
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller&, int flags) override;
@@ -22,6 +23,7 @@ class FrozenText : public Node {
   std::string text() const { return make_(*checkpoint_->checkpoint); }
   const std::shared_ptr<CheckpointView> checkpoint_;
   const Make make_;
+  const bool of_all_;
 };
 
 }  // namespace ptc

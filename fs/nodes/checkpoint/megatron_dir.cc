@@ -76,7 +76,7 @@ FsResult<NodeRef> MegatronDir::find(const std::string& name) {
   if (name != kMegatronTracker) return Errno{ENOENT};
   return intern(std::make_shared<FrozenText>(
       checkpoint(), child_key(name),
-      [text = megatron_tracker_text(tree_.iteration)](const Checkpoint&) { return text; }));
+      [text = megatron_tracker_text(tree_.iteration)](const Checkpoint&) { return text; }, false));
 }
 
 FsResult<std::vector<DirEntry>> MegatronDir::entries() {

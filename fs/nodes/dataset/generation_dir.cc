@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "dataset/source/shard_rights.h"
 #include "fs/nodes/checkpoint/file_set_dir.h"
 
 namespace ptc {
@@ -71,6 +72,12 @@ FsResult<NodeRef> GenerationsDir::lookup(const std::string& name) {
     view->generation = shown;
     view->key = std::move(view_key);
     view->time = time_of(*shown);
+    const struct stat owner = job_->directory();
+    const User* reader = shown->source->reader();
+    const ShardRights& rights = shown->source->rights();
+    view->uid = reader != nullptr ? reader->uid : owner.st_uid;
+    view->gid = rights.group().value_or(owner.st_gid);
+    view->mode = rights.mode();
     view->shards.name = fmt::format("the shards of job {}'s data set", job_->job().name());
     view->inodes.add(job_->job().name()).add("/dataset/gen/").add(identity_of(*shown)).add("/");
     return table.intern(
@@ -91,13 +98,14 @@ FsResult<std::vector<DirEntry>> GenerationsDir::list() {
   return entries;
 }
 
-struct stat GenerationView::attributes(mode_t mode, std::string_view node_key) const {
-  const struct stat owner = job->directory();
-  return virtual_stat(mode, owner.st_uid, owner.st_gid, time,
+struct stat GenerationView::attributes(bool directory, std::string_view node_key) const {
+  // Who may read a directory may enter it.
+  const mode_t shown = directory ? S_IFDIR | mode | mode >> 2 : S_IFREG | mode;
+  return virtual_stat(shown, uid, gid, time,
                       InodeHash(inodes).add(node_key.substr(key.size())).value());
 }
 
-FsResult<struct stat> SamplesDir::attributes() { return view_->attributes(S_IFDIR | 0555, key()); }
+FsResult<struct stat> SamplesDir::attributes() { return view_->attributes(true, key()); }
 
 FsResult<NodeRef> SamplesDir::lookup(const std::string& name) {
   std::string child_key = key() + "/" + name;
@@ -207,7 +215,7 @@ FsResult<struct stat> SamplesFile::attributes() {
     size = file.value()->size();
     size_ = size;
   }
-  struct stat stat = view_->attributes(S_IFREG | 0444, key());
+  struct stat stat = view_->attributes(false, key());
   stat.st_size = static_cast<off_t>(size);
   return stat;
 }

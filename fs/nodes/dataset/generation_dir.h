@@ -39,8 +39,11 @@ struct GenerationView {
   timespec time = {};  // of all that is in it
   InodeHash inodes;    // from which those of all paths are reckoned; other ones for each generation
   Awaited shards;      // whose file system may be slow, or gone
+  uid_t uid = 0;       // of all that is in it: who saved the source
+  gid_t gid = 0;       // the shards' where they have one
+  mode_t mode = 0;     // of its files
 
-  struct stat attributes(mode_t mode, std::string_view node_key) const;
+  struct stat attributes(bool directory, std::string_view node_key) const;
 };
 using GenerationViewRef = std::shared_ptr<const GenerationView>;
 

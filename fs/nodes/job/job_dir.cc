@@ -67,14 +67,14 @@ FsResult<> JobDir::set_xattr(const std::string& name, std::string_view value, in
   if (!QuotaLimit::parse(value)) return Errno{EINVAL};
   FileAttributes change;
   change.quota = std::string(value);
-  return as_decided(job().job().change_attributes("", change));
+  return job().agree_on("", change);
 }
 
 FsResult<> JobDir::remove_xattr(const std::string& name) {
   if (name != kQuotaXattr) return RealNode::remove_xattr(name);
   FileAttributes change;
   change.quota = "";
-  return as_decided(job().job().change_attributes("", change));
+  return job().agree_on("", change);
 }
 
 EditableFile* JobDir::editable(const std::string& name) {
@@ -124,7 +124,12 @@ FsResult<NodeRef> JobDir::make_directory(const Caller& caller, const std::string
 
 FsResult<> JobDir::unlink_own(const std::string& name) {
   if (EditableFile* file = editable(name)) {
-    PTC_TRY(file->remove());
+    const JobViewRef view = job().shared_from_this();
+    PTC_TRY(view->tree().errands().ask(view->key() + "/" + name, "unlink", [view, file] {
+      const FsResult<> removed = file->remove();
+      view->catch_up();  // nobody may wait for it any more
+      return removed;
+    }));
     if (!file->exists()) return ok();
   }
   hide(name);
@@ -137,7 +142,9 @@ FsResult<> JobDir::remove_own_directory(const std::string& name) {
   PTC_TRY(auto entries, node->list());
   if (!entries.empty()) return Errno{ENOTEMPTY};
   if (name == "dataset") {
-    PTC_TRY(as_decided(job().data_set().remove()));
+    const JobViewRef view = job().shared_from_this();
+    PTC_TRY(view->tree().errands().ask(view->key() + "/dataset", "rmdir",
+                                       [view] { return as_decided(view->data_set().remove()); }));
   }
   hide(name);
   return ok();

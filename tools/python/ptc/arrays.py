@@ -22,6 +22,14 @@ _NUMPY = {
 }
 
 
+def type_of_numpy(descr: str) -> str:
+    """The name of safetensors for a type in a .npy file. ValueError: there is none."""
+    for name, code in _NUMPY.items():
+        if descr.lstrip("<|") in (code.lstrip("<"), "b1" if name == "BOOL" else ""):
+            return name
+    raise ValueError(f"an array of type {descr!r} is not known here")
+
+
 _TORCH_VERSION = "2.5"  # in which torch.distributed.tensor is public
 
 

@@ -159,10 +159,14 @@ class Writer(StorageWriter):
         for (directory, file), tensors in boxes.items():
             last = max(number for other, number in boxes if other == directory)
             name = f"shard-{plan.storage_data:05}-model-{file:05}-of-{last:05}.safetensors"
-            os.close(safetensors.write(
+            written = safetensors.write(
                 os.path.join(self._where(), "rank/0", directory, name),
                 {key: tensor for key, (tensor, _) in tensors.items()},
-                safetensors.boxes_metadata({key: offset for key, (_, offset) in tensors.items()})))
+                safetensors.boxes_metadata({key: offset for key, (_, offset) in tensors.items()}))
+            try:
+                written.finish()
+            finally:
+                os.close(written.file)
         return _done(results)
 
     def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:

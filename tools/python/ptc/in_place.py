@@ -58,14 +58,16 @@ class _Pages:
                 cls._madvise = ctypes.CDLL(None).madvise
             except (AttributeError, OSError):
                 cls._madvise = False
-        if not cls._madvise:
+        madvise = cls._madvise  # another thread may be refused meanwhile
+        if not madvise:
             return False
         begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         before = begin % mmap.PAGESIZE
         place, size = ctypes.c_void_p(begin - before), ctypes.c_size_t(memory.nbytes + before)
-        if cls._madvise(place, size, cls._POPULATE_WRITE) != 0:
-            cls._madvise = False
-        return bool(cls._madvise)
+        if madvise(place, size, cls._POPULATE_WRITE) == 0:
+            return True
+        cls._madvise = False
+        return False
 
 
 def read(file: int, into: memoryview, offset: int, path: str) -> None:

@@ -166,13 +166,15 @@ class Job:
         """Saves layout.json, and waits until it is in force.
 
         `layout` as a whole, or what of the present one is another: set_layout(tp=2, dp=4). With other sizes, its
-        `devices` and `stages` are left out, for they would not fit. Returns the status. Errors: LayoutError (refused;
+        `devices` and `stages` are left out, for they would not fit; so is a `dp_shard` that does not divide dp. Returns the status. Errors: LayoutError (refused;
         the one before stays), ReshardError, TimeoutError.
         """
         if layout is None:
             layout = self.layout
-            if any(layout.get(key, 1) != sizes.get(key, layout.get(key, 1)) for key in ("tp", "pp", "dp", "ep", "cp", "vpp")):
+            if any(layout.get(key, 1) != sizes.get(key, layout.get(key, 1)) for key in ("tp", "pp", "dp", "ep", "etp", "cp", "vpp")):
                 layout = {key: value for key, value in layout.items() if key not in ("devices", "stages")}
+            if {**layout, **sizes}.get("dp", 1) % layout.get("dp_shard", 1) != 0:
+                layout = {key: value for key, value in layout.items() if key != "dp_shard"}
         text = json.dumps({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **layout, **sizes})
         try:
             with open(self.file("layout.json"), "w", encoding="utf-8") as file:

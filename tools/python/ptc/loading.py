@@ -10,17 +10,19 @@ import mmap
 import os
 import re
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+import urllib.parse
+from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, in_place, safetensors, state as states
-from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_dtype, torch_or_none
+from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_dtype, torch_or_none, type_of_numpy
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
 
 PathLike = Union[str, os.PathLike]
 _HEARD_SECONDS = 5
 _VALUES = "values.pt"  # what the daemon has of DCP's own files beside tensors
-_TORCH_FILES = (".pt", ".pth")
+_TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+_CODE = "training_args.bin"  # of the Trainer's: no tensors, and a class of its own
 
 
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False,
@@ -32,14 +34,16 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     looks for itself). `dir` may also be a checkpoint (the layout it was written in), a rank's directory, or one of
     Hugging Face files. Without `device`, and with "cpu", tensors are the file's own memory, mapped: nothing is read
     before it is used, ranks of a node share it, and writing to a tensor changes only this process' view. Otherwise they
-    are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}.
+    are copied to the device. Files of other writers are sections too: model.safetensors is {"model": {name: tensor}}, and
+    so are all .npy together.
 
     `copy`: into memory of this process alone. So, and for a device, what the layout in force is not made of is read
     from where its bytes lie, and not computed first: the fastest way to all of a rank's state.
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
     what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
-    of one .pt is what that holds. Types that NumPy has not, like bfloat16, are their bits there.
+    of one .pt (.pth, .bin, .ckpt, or a set of them) is what that holds. Types that NumPy has not, like bfloat16, are
+    their bits there.
 
     A rank has what the layout gives it; of that `load_model_state` and `load_optimizer_state` make what a module holds
     on its own mesh. Errors: FileNotFoundError; ValueError (not what it should be; or there are more processes than the
@@ -47,7 +51,11 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     """
     processes = group.world_size_said() if rank is None else None
     where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank, processes)
-    numpy = numpy or torch_or_none() is None
+    with _of_one_commit(where):
+        return _load(where, device, numpy or torch_or_none() is None, copy)
+
+
+def _load(where: str, device: Any, numpy: bool, copy: bool) -> Dict[str, Any]:
     text = read_text(where)
     dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
     sections: Dict[str, Dict[str, Any]] = {}
@@ -74,9 +82,13 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
         if file not in dcp["sections"]:
             sections.setdefault(section, {})
     if text is None and not found:
-        return _saved_by_torch(where, device, copy)
-    if text is None and os.path.isfile(os.path.join(where, _VALUES)) and torch_or_none() is not None:
-        return _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None, mapped=not copy))
+        return _saved_by_torch(where, device, copy) or _saved_one_by_one(where, device, copy, numpy)
+    if text is None and torch_or_none() is not None:
+        state = dict(sections)
+        if os.path.isfile(os.path.join(where, _VALUES)):
+            state = _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None, mapped=not copy))
+        _merge(state, _torch_files_beside(where, device, copy))
+        return state
     return states.unflatten(sections, text, numpy, values)
 
 
@@ -103,14 +115,83 @@ def fixed(path: PathLike, together: bool = False) -> str:
     return chosen
 
 
+@contextlib.contextmanager
+def _of_one_commit(where: str) -> Iterator[None]:
+    """FileNotFoundError: what was read meanwhile may be of two checkpoints of the name."""
+    found = re.fullmatch(r"(.+/checkpoints/[^/]+)/.+", where)
+    meta = os.path.join(found[1], "meta.json") if found else None
+
+    def committed() -> Optional[int]:
+        with contextlib.suppress(OSError):
+            return os.stat(meta).st_mtime_ns if meta else None
+        return None
+    before = committed()
+    yield
+    now = committed()
+    if now not in (None, before):
+        raise FileNotFoundError(errno.ENOENT, "another checkpoint was committed under this name while it was loaded", where)
+
+
 def _saved_by_torch(where: str, device: Any, copy: bool) -> Dict[str, Any]:
-    """What torch.save put into the files of a directory: of one file what that holds, of several by their names."""
-    files = [name for name in sorted(os.listdir(where)) if name.endswith(_TORCH_FILES)]
-    if not files or torch_or_none() is None:
-        raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
-    found = {section_of(name): load_file(os.path.join(where, name), device, mapped=not copy) for name in files}
-    alone = next(iter(found.values()))
+    """What torch.save put into the files of a directory: of one file, or set, what that holds, of several by their names.
+    Empty: there are none.
+    """
+    found: Dict[str, Any] = {}
+    for path in _files(where, _TORCH_FILES) if torch_or_none() is not None else ():
+        if not _is_torch_file(path):
+            continue
+        file = os.path.relpath(path, where)
+        section = os.path.dirname(file).replace("/", "-") + "-" * ("/" in file) + section_of(os.path.basename(file))
+        _merge(found, {section: load_file(path, device, mapped=not copy)})
+    alone = next(iter(found.values()), None)
     return dict(alone) if len(found) == 1 and isinstance(alone, Mapping) else found
+
+
+def _torch_files_beside(where: str, device: Any, copy: bool) -> Dict[str, Any]:
+    """Those that have tensors of the checkpoint although files of safetensors are there, as of DeepSpeed the model's."""
+    files = [os.path.relpath(path, where) for path in _files(where, _TORCH_FILES)]
+    if not files or files == [_VALUES]:
+        return {}
+    try:
+        counted = Checkpoint(where).files
+    except FileNotFoundError:  # a copy elsewhere
+        return {}
+    return {section_of(file): load_file(os.path.join(where, file), device, mapped=not copy) for file in counted if file in files}
+
+
+def _is_torch_file(path: str) -> bool:
+    """What is called .bin or .ckpt may be anything, unless it begins as torch.save's files do."""
+    if not path.endswith((".bin", ".ckpt")):
+        return True
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\3\4" and os.path.basename(path) != _CODE
+
+
+def _saved_one_by_one(where: str, device: Any, copy: bool, numpy: bool) -> Dict[str, Any]:
+    """Files of .npy: {"model": {name: tensor}}. FileNotFoundError: there are none either."""
+    found: Dict[str, Any] = {}
+    for path in _files(where, (".npy",)):
+        with open(path, "rb") as file:
+            memory: Any = bytearray(file.read()) if copy else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            descr, shape, data = safetensors.read_header_of_npy(memory)
+            dtype = _said_dtype(path) or type_of_numpy(descr)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        name = ".".join(map(urllib.parse.unquote, os.path.relpath(path, where)[:-len(".npy")].split(os.sep)))
+        tensor = array_of(memory, dtype, shape, data, numpy)
+        found[name] = tensor if device is None or numpy else tensor.to(device)
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "no tensors are here", where)
+    return {"model": found}
+
+
+def _said_dtype(path: str) -> str:
+    """Of an .npy what the daemon says its type is, as NumPy does not know all. Empty: nobody says."""
+    try:
+        return os.getxattr(path, "user.ptc.dtype").decode()
+    except OSError:
+        return ""
 
 
 def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str, Any]:
@@ -122,15 +203,18 @@ def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str,
         found = re.fullmatch(r"(optim\w*)\.state\.(.+)\.(\w+)", name)
         if found:
             states.put(state, (found[1], "state", found[2], found[3]), state["model"].pop(name))
-
-    def add(into: Dict[str, Any], more: Mapping[Any, Any]) -> None:
-        for key, value in more.items():
-            if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-                add(into[key], value)
-            else:
-                into.setdefault(key, value)
-    add(state, values if isinstance(values, Mapping) else {})
+    _merge(state, values if isinstance(values, Mapping) else {})
     return state
+
+
+def _merge(into: MutableMapping[Any, Any], more: Mapping[Any, Any]) -> None:
+    """Adds what is not there yet, at any depth."""
+    for key, value in more.items():
+        known = into.get(key)
+        if isinstance(value, Mapping) and isinstance(known, MutableMapping):
+            _merge(known, value)
+        else:
+            into.setdefault(key, value)
 
 
 def load_file(path: str, device: Any, weights_only: bool = True, mapped: bool = True) -> Any:
@@ -202,7 +286,7 @@ def section_of(file: str) -> str:
 def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors.InMemory]:
     """One after the other; of a device nobody has more than one tensor of each, until it asks for the next."""
     with (in_place.sources_of(where) if copy or on_device else None) or contextlib.nullcontext() as sources:
-        for path in _files(where):
+        for path in _files(where, (".safetensors",)):
             described = sources.files.get(os.path.relpath(path, where)) if sources else None
             if sources and described:
                 yield in_place.Gathered(path, sources, described, at_once=not on_device)
@@ -210,16 +294,16 @@ def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors
                 yield in_place.copied(path) if copy and not on_device else safetensors.Mapped(path)
 
 
-def _files(where: str) -> Iterator[str]:
-    """OSError: the directory is not there any more."""
+def _files(where: str, endings: Tuple[str, ...]) -> Iterator[str]:
+    """Those of a rank that are called so. OSError: the directory, or one in it, is not there any more."""
     def failed(error: OSError) -> None:
-        if error.filename == where:
+        if error.filename == where or not isinstance(error, PermissionError):
             raise error
     for top, directories, names in os.walk(where, onerror=failed):
         if "tensors" in directories and top == where:
             directories.remove("tensors")  # the same, one by one
         for name in sorted(names):
-            if name.endswith(".safetensors"):
+            if name.endswith(endings):
                 yield os.path.join(top, name)
 
 
@@ -256,7 +340,7 @@ def _check_processes(where: str, ranks: int, processes: int) -> None:
 class Origin:
     """Where what `load` gives is from: a checkpoint, and which part of it the layout gave this rank."""
 
-    def __init__(self, path: str, sizes: Optional[Dict[str, int]], rank: int) -> None:
+    def __init__(self, path: str, sizes: Dict[str, int], rank: int) -> None:
         self.path = path
         self._sizes, self._rank = sizes, rank
         self._committed = self._time()
@@ -288,13 +372,15 @@ class Origin:
     @classmethod
     def of(cls, where: str) -> "Optional[Origin]":
         """None: it is no rank's directory of a layout, or a copy of one elsewhere, or names in it are those of a stage."""
-        found = re.fullmatch(r"(.+/checkpoints/[^/]+)/layouts/([^/+]+)(\+[^/]+)?/rank/(\d+)", where)
+        found = re.fullmatch(r"(.+/checkpoints/[^/]+)/layouts/([^/]+)/rank/(\d+)", where)
         if found is None or not os.path.isfile(os.path.join(found[1], "meta.json")):
             return None
-        sizes = {key: int(size) for key, size in re.findall(r"([a-z]+)(\d+)", found[2])}
-        if found[3] and sizes.get("pp") != 1:
+        name, listed, _ = found[2].partition("+")  # of an older ptcfs what is behind it says other things, too
+        sizes = {key: int(size) for key, size in re.findall(r"(?:^|-)(tp|pp|dp|ep|etp|cp|vpp|shard)(\d+)", name)}
+        if (listed or "-naming_stage" in name) and sizes.get("pp") != 1:
             return None
-        return cls(found[1], sizes if found[3] else None, int(found[4]))
+        # What an older ptcfs called otherwise is not known to be cut by rows alone, nor among how many ranks.
+        return cls(found[1], sizes if re.search("-fsdp(-|$)", name) else {}, int(found[3]))
 
     def part_for(self, target: Any, value: Any, file: str, name: str, version: Optional[int]) -> Any:
         """What `target` holds of the tensor of which the layout gave `value`, where that is a tensor of its shape.
@@ -317,10 +403,11 @@ class Origin:
         """Which part that is; None: it is cut by rules, or as ZeRO-1 does."""
         if tuple(value.shape) == info.shape:
             return whole(info.shape)
-        sizes = self._sizes or {}
-        if set(sizes) == {"tp", "pp", "dp"} and sizes["tp"] == sizes["pp"] == 1:
-            step = -(-info.shape[0] // sizes["dp"])
-            begin = min(self._rank * step, info.shape[0])
+        sizes = self._sizes
+        if {"tp", "pp", "dp"} <= set(sizes) <= {"tp", "pp", "dp", "shard"} and sizes["tp"] == sizes["pp"] == 1:
+            parts = sizes.get("shard", sizes["dp"])
+            step = -(-info.shape[0] // parts)
+            begin = min(self._rank % parts * step, info.shape[0])
             rows = Box((begin, *(0 for _ in info.shape[1:])), (min(step, info.shape[0] - begin), *info.shape[1:]))
             if rows.shape == tuple(value.shape):
                 return rows
@@ -398,8 +485,9 @@ class Checkpoint:
 
     `path`: a checkpoint, or anything in it or that leads there; of a job, and its `current`, the newest that is
     committed. Which it is stays so, whatever is committed then; of several processes each finds its own, so give them
-    one path (`Job.newest`) where a save may come between. What was read of it stays mapped, also when it is removed.
-    Threads: not to be shared without a lock.
+    one path (`Job.newest`) where a save may come between. What was read of it stays mapped, also when it is removed; of
+    one that is gone, or another has its name, nothing is read any more (FileNotFoundError). Threads: not to be shared
+    without a lock.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -417,6 +505,12 @@ class Checkpoint:
             info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"], number)
             self.tensors[info.file, info.name] = info
         self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
+        self._check()
+
+    def _check(self) -> None:
+        """FileNotFoundError: it is gone, or another has its name, of which something may have been read."""
+        if os.stat(os.path.join(self.path, "meta.json")).st_mtime_ns != self._committed:
+            raise FileNotFoundError(errno.ENOENT, "another checkpoint was committed under this name", self.path)
 
     @property
     def files(self) -> List[str]:
@@ -445,7 +539,8 @@ class Checkpoint:
         for file in (_VALUES, *self.files):
             if file.endswith(_TORCH_FILES) and os.path.isfile(os.path.join(where, file)):
                 content = load_file(os.path.join(where, file), None, weights_only)
-                found.update(content if isinstance(content, Mapping) else {section_of(file): content})
+                _merge(found, content if isinstance(content, Mapping) else {section_of(file): content})
+        self._check()
         return found
 
     def read(self, tensor: Union[str, TensorInfo], part: Optional[Box] = None, *, mesh: Any = None,
@@ -547,7 +642,7 @@ class Checkpoint:
         from torch.distributed.tensor import DTensor
         info = self.info(name)
         wanted = box(info.shape, mesh, placements)
-        part = torch.empty(wanted.shape, dtype=torch_dtype(info.dtype))
+        part = torch.empty(wanted.shape, dtype=torch_dtype(info.dtype), device="cpu")
         self.copy_into(part, info, wanted)
         stride = 1
         strides: List[int] = []
@@ -561,7 +656,8 @@ class Checkpoint:
         # Not kept: a mapping of Python's has a descriptor, and there may be more tensors than a process may have of these.
         with open(os.path.join(self.path, info.path), "rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        shape, data = safetensors.read_header_of_npy(memory)
+        self._check()
+        _, shape, data = safetensors.read_header_of_npy(memory)
         if shape != info.shape:
             raise ValueError(f"{info.path} of {self.path} has shape {shape}, not {info.shape}")
         return memory, data

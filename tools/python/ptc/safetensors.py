@@ -1,6 +1,8 @@
 """Files of safetensors: written in one pass, each byte once, and mapped."""
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import math
 import mmap
@@ -22,8 +24,22 @@ class Entry(NamedTuple):
     end: int
 
 
-def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> int:
-    """Writes a file and returns its descriptor, still open: what the daemon does at the close may take a while.
+class Unfinished(NamedTuple):
+    """A file of which all is written but its header. It may have its whole length: without a header it is none of
+    safetensors, and a save that is killed leaves nothing that could be committed.
+    """
+    file: int
+    header: bytes
+
+    def finish(self) -> None:
+        """Writes the header. What the daemon does at the close of `file` may take a while."""
+        done = 0
+        while done < len(self.header):
+            done += os.pwrite(self.file, self.header[done:], done)
+
+
+def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str, str]] = None) -> Unfinished:
+    """Writes a file but for its header, which is to be finished and closed.
 
     The tensors may change as soon as this returns. Of those that are on another device, or do not lie in one piece, a
     few MiB are copied at a time. Errors: OSError; TypeError for what the format cannot hold, before there is a file.
@@ -49,8 +65,10 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         if offset >= _LARGE_BYTES:
-            os.posix_fallocate(file, 0, 8 + len(text) + offset)
-        parts, copied = [memoryview(len(text).to_bytes(8, "little") + text)], 0
+            _take_space(file, 8 + len(text) + offset)
+        os.lseek(file, 8 + len(text), os.SEEK_SET)
+        parts: List[memoryview] = []
+        copied = 0
         for _, array in arrays:
             for data, is_copy in array.pieces(_WINDOW_BYTES):
                 parts.append(data)
@@ -64,7 +82,19 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, path) from None
         raise
-    return file
+    return Unfinished(file, len(text).to_bytes(8, "little") + text)
+
+
+def _take_space(file: int, size: int) -> None:
+    """Where the file system can: os.posix_fallocate would write into each page where it cannot. OSError: there is no room."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).fallocate
+    except (AttributeError, OSError):
+        return
+    if call(ctypes.c_int(file), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        reason = ctypes.get_errno()
+        if reason in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise OSError(reason, os.strerror(reason))
 
 
 def _write_all(file: int, parts: List[memoryview]) -> None:
@@ -92,6 +122,8 @@ class InMemory:
         length = int.from_bytes(memory[:8], "little") if header is None else len(header)
         if length > min(_MAX_HEADER_BYTES, size - 8):
             raise ValueError(f"{path} is no file of safetensors: its header would have {length} bytes")
+        if length == 0:
+            raise ValueError(f"{path} is no file of safetensors: it has no header, as one whose writer was ended before")
         parsed = json.loads(memory[8:8 + length] if header is None else header)
         if not isinstance(parsed, dict):
             raise ValueError(f"{path} is no file of safetensors: its header is no object")
@@ -134,8 +166,8 @@ class Mapped(InMemory):
         super().__init__(path, memory, size)
 
 
-def read_header_of_npy(memory: Any) -> Tuple[Tuple[int, ...], int]:
-    """(shape, where the data begins) of a mapped .npy file in C order. ValueError: it is none."""
+def read_header_of_npy(memory: Any) -> Tuple[str, Tuple[int, ...], int]:
+    """(NumPy's type, shape, where the data begins) of a mapped .npy file in C order. ValueError: it is none."""
     import ast
     if memory[:6] != b"\x93NUMPY":
         raise ValueError("it is no .npy file")
@@ -145,7 +177,7 @@ def read_header_of_npy(memory: Any) -> Tuple[Tuple[int, ...], int]:
     header = ast.literal_eval(memory[start:start + length].decode("latin1"))
     if header["fortran_order"] and len(header["shape"]) > 1:
         raise ValueError("its order is Fortran's")
-    return tuple(header["shape"]), start + length
+    return str(header["descr"]), tuple(header["shape"]), start + length
 
 
 def boxes_metadata(offsets: Mapping[str, Sequence[int]],

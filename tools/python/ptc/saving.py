@@ -75,7 +75,9 @@ def _check_place(path: str) -> None:
 
 def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: int, layout: Optional[Mapping[str, Any]],
            consumed: Optional[int], files: Optional[Mapping[str, Any]]) -> Callable[[], str]:
-    """Writes the tensors; what it returns closes their files and writes all else, of which it has the text already."""
+    """Writes the tensors; what it returns writes all else, of which it has the text already, and closes the files. Their
+    headers come last: what is killed before leaves nothing that could be committed.
+    """
     sections, text = states.flatten(state)
     says = described(sections, lambda: layout if layout is not None else Job(find(top).job).layout if staged else {})
     small = {os.path.join(where, states.FILE): json.dumps(text, separators=(",", ":")).encode()}
@@ -88,14 +90,14 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
         taken = {states.FILE, *(section + ".safetensors" for section in sections)}
         for name, content in contents(files, taken).items():
             small[os.path.join(where, name)] = content
-    open_files: Dict[str, int] = {}
+    open_files: Dict[str, safetensors.Unfinished] = {}
     written: List[str] = []
 
     def close() -> None:
         failure: Optional[OSError] = None
         for path in list(open_files):
             try:
-                os.close(open_files.pop(path))
+                os.close(open_files.pop(path).file)
             except OSError as error:
                 failure = failure or OSError(error.errno, error.strerror, path)
         if failure is not None:
@@ -111,10 +113,15 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
 
     def finish() -> str:
         try:
-            close()
             for path, content in small.items():
                 written.append(path)
                 write_file(path, content)
+            for path, unfinished in open_files.items():
+                try:
+                    unfinished.finish()
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, path) from None
+            close()
         except BaseException:
             take_back()
             raise

@@ -1,0 +1,161 @@
+"""Families of models, each cut by transformers' own plan, against what a real mount gives its ranks.
+
+    python3 test_families.py                      # those that a rule set names must be cut as their plan does
+    python3 test_families.py --table              # all of them: cut so, or why not, as reshard/rules/README.md has it
+    python3 test_families.py --only gemma3 phi3   # some, with what differs
+"""
+import json
+import os
+import subprocess
+import sys
+
+import mount
+
+torch = mount.require("torch")
+mount.require("transformers")
+import families  # noqa: E402  pylint: disable=wrong-import-position
+from safetensors.torch import load_file, save_file  # noqa: E402  pylint: disable=wrong-import-position
+
+LAYOUT = f"tp{families.TP}-pp1-dp1"
+
+
+def listed_types(ptc):
+    listed = json.loads(subprocess.run([ptc, "rules", "list", "--json"], check=True, capture_output=True).stdout)
+    return {model_type: family["family"] for family in listed for model_type in family["model_types"]}
+
+
+def write(directory, config, tensors):
+    os.makedirs(directory)
+    with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    save_file(tensors, os.path.join(directory, "model.safetensors"))
+
+
+class Outcome:
+    def __init__(self):
+        self.family = ""
+        self.refused = ""      # why it is not cut
+        self.wrong = []        # kinds of names that are cut in another way
+        self.otherwise = []    # the same, where the plan brings the output together: any cut is right
+        self.more = []         # cut by us, whole by the plan
+
+
+def try_family(daemon, name, model):
+    outcome = Outcome()
+    job = daemon.job(name)
+    write(job.incoming("base") + "/rank/0", model.config, model.tensors)
+    job.commit("base")
+    report = json.loads(daemon.ptc("rules", "check", f"{name}/base", "--layout", LAYOUT, "--json", check=False).stdout)
+    outcome.family = report["family"]
+    if report["fits"] is not True:
+        outcome.refused = report["fits"]
+        return outcome
+    for rank in range(families.TP):
+        ours = load_file(job.rank_file("base", LAYOUT, rank))
+        assert ours.keys() == model.tensors.keys()
+        for tensor, value in ours.items():
+            plan, kind = model.part(tensor, rank), families.kind(tensor)
+            if value.shape == plan.shape and torch.equal(value, plan):
+                continue
+            if plan.shape == model.tensors[tensor].shape:
+                where = outcome.more
+            else:
+                where = outcome.otherwise if tensor in model.gathered else outcome.wrong
+            if kind not in where:
+                where.append(kind)
+    return outcome
+
+
+def as_saved(daemon, directory, model):
+    """By the names and stacks of save_pretrained(), which are those of the hub: why it cannot be cut, or nothing."""
+    write(directory, model.config, {key: value.contiguous() for key, value in model.saved.items()})
+    done = daemon.ptc("rules", "check", directory, "--layout", LAYOUT, "--json", check=False)
+    report = json.loads(done.stdout)
+    return "" if report["fits"] is True else report["fits"]
+
+
+class Families(mount.TestCase):
+    mount_options = ("--memory", "8G")
+
+    def test_each_is_cut_as_its_plan_does(self):
+        listed, tried = listed_types(os.path.join(mount.bin_dir(), "ptc")), 0
+        for model_type in sorted(listed):  # of those without a plan only that all names are known
+            if model_type not in families.configuration_auto.CONFIG_MAPPING_NAMES:
+                continue
+            with self.subTest(model_type):
+                try:
+                    model = families.tiny(model_type)
+                except Exception:  # pylint: disable=broad-except
+                    continue  # not so small; the table says so
+                tried += 1
+                outcome = try_family(self.mount, model_type.replace("_", "-"), model)
+                self.assertEqual((outcome.refused, outcome.wrong), ("", []))
+                if model_type in families.SAVED_OTHERWISE:
+                    continue
+                self.assertEqual(as_saved(self.mount, self.temporary(model_type), model), "")
+        self.assertGreater(tried, 150)
+
+    def test_falcon_in_each_of_its_forms(self):
+        """What the model itself takes for q, k and v in a rank's part of the fused weight are that rank's heads."""
+        from transformers.models.falcon import FalconConfig, modeling_falcon
+        forms = {"grouped": {"new_decoder_architecture": True, "num_kv_heads": 4, "multi_query": True},
+                 "one-key": {"new_decoder_architecture": False, "multi_query": True, "num_kv_heads": 1},
+                 "each-head": {"new_decoder_architecture": False, "multi_query": False}}
+
+        def split(weight, ranks, form):
+            config = FalconConfig(hidden_size=64 // ranks, num_attention_heads=8 // ranks, num_hidden_layers=1,
+                                  **{**form, "num_kv_heads": max(form.get("num_kv_heads", 8) // ranks, 1)})
+            with torch.device("meta"):
+                attention = modeling_falcon.FalconAttention(config, layer_idx=0)
+            return attention._split_heads(weight.T[None])
+        for name, form in forms.items():
+            with self.subTest(name):
+                job, tensor = self.mount.job("falcon-" + name), "transformer.h.0.self_attention.query_key_value.weight"
+                rows = {"grouped": 4 * (2 + 2) * 8, "one-key": (8 + 2) * 8, "each-head": 8 * 3 * 8}[name]
+                whole = torch.randn(rows, 64)
+                config = FalconConfig(hidden_size=64, num_attention_heads=8, num_hidden_layers=1, **form).to_dict()
+                write(job.incoming("base") + "/rank/0", config, {tensor: whole})
+                job.commit("base")
+                for rank in range(families.TP):
+                    ours = load_file(job.rank_file("base", LAYOUT, rank))[tensor]
+                    for mine, all_heads in zip(split(ours, families.TP, form), split(whole, 1, form)):
+                        heads = all_heads.shape[2]
+                        local = all_heads.chunk(families.TP, dim=2)[rank] if heads > 1 else all_heads
+                        self.assertTrue(torch.equal(mine, local[:, :, :mine.shape[2]]))
+
+    def test_a_head_is_tied_where_the_configuration_does_not_say_as_in_transformers(self):
+        for model_type in listed_types(os.path.join(mount.bin_dir(), "ptc")):
+            if model_type not in families.configuration_auto.CONFIG_MAPPING_NAMES:
+                continue
+            with self.subTest(model_type):
+                directory = self.temporary("tied-" + model_type)
+                write(directory, {"model_type": model_type}, {"lm_head.weight": torch.zeros(4, 4)})
+                report = json.loads(self.mount.ptc("rules", "check", directory, "--json", check=False).stdout)
+                self.assertEqual(bool(report["tied"]), families.is_tied_by_default(model_type))
+
+
+def rows(types):
+    """By type, what became of it: (mark, rule set, why)."""
+    with mount.Mount(*Families.mount_options) as daemon:
+        for model_type in types:
+            try:
+                model = families.tiny(model_type)
+            except Exception as error:  # pylint: disable=broad-except
+                yield model_type, "-", "", f"not made so small: {error!r}".split("\n", maxsplit=1)[0][:100]
+                continue
+            outcome = try_family(daemon, model_type.replace("_", "-"), model)
+            if outcome.refused:
+                yield model_type, "○", outcome.family, outcome.refused
+            elif outcome.wrong:
+                yield model_type, "✗", outcome.family, "cut otherwise: " + ", ".join(outcome.wrong)
+            else:
+                yield model_type, "◐" if outcome.otherwise else "●", outcome.family, ", ".join(outcome.otherwise)
+
+
+if __name__ == "__main__":
+    if "--table" in sys.argv or "--only" in sys.argv:
+        chosen = sys.argv[sys.argv.index("--only") + 1:] if "--only" in sys.argv else families.types_with_plan()
+        for each in rows(chosen):
+            print(*each, sep=" | ", flush=True)
+    else:
+        mount.main()

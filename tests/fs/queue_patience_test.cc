@@ -1,0 +1,65 @@
+#include "fs/tree/queue_patience.h"
+
+#include <gtest/gtest.h>
+
+namespace ptc {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr uid_t kAnn = 1000, kBob = 1001;
+
+class QueuePatienceTest : public ::testing::Test {
+ protected:
+  /// One that waits in vain for as long as it may; how long that was.
+  milliseconds in_vain(uid_t user) {
+    milliseconds waited{};
+    (void)patience_.spent(user, [&](milliseconds waits) -> FsResult<> {
+      waited = waits;
+      now_ += waits;
+      return Errno{EAGAIN};
+    });
+    return waited;
+  }
+
+  QueuePatience::Clock::time_point now_ = QueuePatience::Clock::now();
+  QueuePatience patience_{[this] { return now_; }};
+};
+
+TEST_F(QueuePatienceTest, ThreeInARowTakeLittleMoreThanOne) {
+  EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
+  EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
+  now_ += QueuePatience::kAtOnce / 2;
+  EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
+}
+
+TEST_F(QueuePatienceTest, WhoHasNotWaitedYetHasLongerThanWhoTriesAllTheTime) {
+  for (int i = 0; i < 100; ++i) (void)in_vain(kAnn);
+  EXPECT_EQ(in_vain(kBob), QueuePatience::kLeast);
+  EXPECT_EQ(in_vain(kBob), QueuePatience::kLeastAgain);
+}
+
+TEST_F(QueuePatienceTest, WhoComesLaterStandsInNoQueue) {
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
+    now_ += QueuePatience::kAtOnce + milliseconds(1);
+  }
+}
+
+TEST_F(QueuePatienceTest, OnlyWhatIsInVainCosts) {
+  const auto succeeds = [&](milliseconds waits) -> FsResult<> {
+    now_ += waits;
+    return ok();
+  };
+  const auto refused_at_once = [&](milliseconds) -> FsResult<> { return Errno{EAGAIN}; };
+  const auto is_busy = [&](milliseconds waits) -> FsResult<> {
+    now_ += waits;
+    return Errno{EBUSY};
+  };
+  EXPECT_TRUE(patience_.spent(kAnn, succeeds).has_value());
+  EXPECT_EQ(patience_.spent(kAnn, refused_at_once).error().value, EAGAIN);
+  EXPECT_EQ(patience_.spent(kAnn, is_busy).error().value, EBUSY);
+  EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
+}
+
+}  // namespace
+}  // namespace ptc
