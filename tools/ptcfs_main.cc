@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -178,10 +179,21 @@ class Housekeeping {
       prune_ = Clock::now() + kNames;
       pruned_ = true;
     }
-    const size_t free_bytes = ::mallinfo2().fordblks;
-    if (free_bytes < left_ + kWorthBytes) return;
+    // What the allocator says is free it may have given back before.
+    const size_t unused = unused_bytes();
+    left_ = std::min(left_, unused);
+    if (unused < left_ + kWorthBytes) return;
     ::malloc_trim(0);
-    left_ = ::mallinfo2().fordblks;  // between what is in use
+    left_ = unused_bytes();
+  }
+
+  /// Memory of this process that nothing has asked the allocator for.
+  static size_t unused_bytes() {
+    size_t pages = 0, resident = 0, shared = 0;
+    std::ifstream("/proc/self/statm") >> pages >> resident >> shared;
+    const size_t have = (resident - shared) * static_cast<size_t>(::getpagesize());
+    const struct mallinfo2 of_all = ::mallinfo2();
+    return have - std::min(have, of_all.uordblks + of_all.hblkhd);
   }
 
   static constexpr seconds kEvery{10}, kNames{55}, kSeldom{600};
@@ -193,7 +205,7 @@ class Housekeeping {
   bool used_ = true;  // since the last time
   seconds every_ = kEvery;
   Clock::time_point next_ = Clock::now() + kEvery;
-  size_t left_ = 0;
+  size_t left_ = 0;  // between what is in use, stacks, and the like
 };
 
 /// The signal that comes until then; 0: none.

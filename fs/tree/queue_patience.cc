@@ -1,16 +1,19 @@
 #include "fs/tree/queue_patience.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ptc {
+
+void QueuePatience::give_back(Clock::time_point now) {
+  in_vain_ -= std::min(in_vain_, (now - std::exchange(then_, now)) / kComesBack);
+  if (in_vain_ == Clock::duration::zero()) users_.clear();
+}
 
 QueuePatience::milliseconds QueuePatience::left(uid_t user) {
   const Clock::time_point now = now_();
   MutexLock lock(mutex_);
-  if (now - ended_ > kAtOnce) {
-    in_vain_ = {};
-    users_.clear();
-  }
+  give_back(now);
   const milliseconds least = users_.contains(user) ? kLeastAgain : kLeast;
   return std::max(least, std::chrono::ceil<milliseconds>(kMost - in_vain_));
 }
@@ -19,9 +22,10 @@ void QueuePatience::waited_in_vain(uid_t user, Clock::duration time) {
   if (time < kAtOnce) return;  // a refusal that needed no waiting
   const Clock::time_point now = now_();
   MutexLock lock(mutex_);
+  give_back(std::max(then_, now - time));
   in_vain_ = std::min<Clock::duration>(in_vain_ + time, kMost);
   users_.insert(user);
-  ended_ = now;
+  then_ = std::max(then_, now);
 }
 
 }  // namespace ptc

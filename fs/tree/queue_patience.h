@@ -15,16 +15,18 @@ namespace ptc {
 
 /// The kernel lets one rename between directories be under way in a mount at a time, and one mkdir
 /// or rmdir in its root; so each waits for others 1.7 s at most, and is EAGAIN then. Those that
-/// queue up behind it would still wait for as many times that. So one that comes at once when
-/// another has waited in vain, as who stands in a queue does, has what that has left, but half a
-/// second always; a quarter, of a user who has waited in vain in this queue before.
+/// queue up behind it would still wait for as many times that. So what one waits in vain is taken
+/// from what the next may wait, and comes back slowly; half a second is always left, a quarter to a
+/// user who has waited in vain before it came back. How fast they follow each other, which is how
+/// fast the machine is, matters little.
 /// Threads: any.
 class QueuePatience {
  public:
   using Clock = std::chrono::steady_clock;
   using milliseconds = std::chrono::milliseconds;
   static constexpr milliseconds kMost{1700}, kLeast{500}, kLeastAgain{250};
-  static constexpr milliseconds kAtOnce{100};
+  static constexpr milliseconds kAtOnce{100};  // what needs no more was no waiting
+  static constexpr int kComesBack = 4;         // in as many times what was waited
 
   explicit QueuePatience(std::function<Clock::time_point()> now = Clock::now)
       : now_(std::move(now)) {}
@@ -42,12 +44,13 @@ class QueuePatience {
   milliseconds left(uid_t user);
   void waited_in_vain(uid_t user, Clock::duration time);
 
+  void give_back(Clock::time_point now) PTC_REQUIRES(mutex_);
+
   const std::function<Clock::time_point()> now_;
   Mutex mutex_;
-  // Of this queue.
-  Clock::duration in_vain_ PTC_GUARDED_BY(mutex_){};
-  std::set<uid_t> users_ PTC_GUARDED_BY(mutex_);
-  Clock::time_point ended_ PTC_GUARDED_BY(mutex_){};  // the last of them
+  Clock::duration in_vain_ PTC_GUARDED_BY(mutex_){};  // as it was then
+  Clock::time_point then_ PTC_GUARDED_BY(mutex_){};
+  std::set<uid_t> users_ PTC_GUARDED_BY(mutex_);  // who did
 };
 
 }  // namespace ptc

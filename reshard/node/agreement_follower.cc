@@ -49,6 +49,16 @@ void AgreementFollower::stop() {
   thread_ = {};
 }
 
+void AgreementFollower::note_last() {
+  if (check_member(cluster_).has_error()) return;
+  MutexLock change(jobs_.changes);
+  const auto agreed = membership_->look();
+  if (agreed.has_error()) return;
+  const auto drained = meta_.list(drained_key(""));
+  if (drained.has_value())
+    membership_->taken_over(agreed.value(), drained.value(), /*removed=*/false);
+}
+
 void AgreementFollower::note_put(MetaEntry entry) {
   MutexLock lock(mutex_);
   put_meanwhile_.push_back(std::move(entry));

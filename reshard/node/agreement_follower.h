@@ -56,6 +56,9 @@ class Follower {
   /// From now on it follows by itself. Something may have changed since the jobs were loaded.
   virtual Result<> start() { return ok(); }
   virtual void stop() {}
+  /// Once this node decides nothing more: what was agreed by now is in the store's own copy, where
+  /// the agreement store can be asked. Who is told later than a node stops is not told any more.
+  virtual void note_last() {}
 
   /// Takes over all there is, now. kUnavailable: not all of it could be had.
   virtual Result<> sync() { return ok(); }
@@ -89,6 +92,7 @@ class AgreementFollower final : public Follower {
 
   Result<> start() override;
   void stop() override;
+  void note_last() override;
   Result<> sync() override;
   Result<TakenOver> take_over() override;
   void want_sync() override;

@@ -183,6 +183,7 @@ JobStore::~JobStore() {
   impl_->follower->stop();
   impl_->pace.stop();
   for (const JobRef& job : jobs()) job->stop();
+  impl_->follower->note_last();
   (void)impl_->exchange_scrubber(nullptr);
 }
 
@@ -788,7 +789,6 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
 }
 
 JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }
-
 std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
 size_t JobStore::job_count() const { return impl_->jobs.count(); }
 

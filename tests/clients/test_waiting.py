@@ -309,8 +309,8 @@ class SlowGathering(mount.TestCase):
 
 
 class LongCommit(mount.TestCase):
-    """Hashing takes far longer than any mv waits, and very many wait for it."""
-    MOVERS = 64
+    """Hashing takes far longer than any mv waits, and many wait for it."""
+    MOVERS = 16
 
     def test_who_stands_in_their_queue_is_soon_through(self):
         job, other = self.new_job(), self.mount.job("renames-meanwhile")

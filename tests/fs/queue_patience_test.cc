@@ -28,8 +28,18 @@ class QueuePatienceTest : public ::testing::Test {
 TEST_F(QueuePatienceTest, ThreeInARowTakeLittleMoreThanOne) {
   EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
   EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
-  now_ += QueuePatience::kAtOnce / 2;
+  now_ += milliseconds(50);
   EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
+}
+
+/// Where the machine is slow, they follow each other slowly.
+TEST_F(QueuePatienceTest, SoDoManyOnASlowMachine) {
+  milliseconds all{};
+  for (int i = 0; i < 64; ++i) {
+    all += in_vain(kAnn);
+    now_ += milliseconds(500);
+  }
+  EXPECT_LT(all, QueuePatience::kMost + 64 * QueuePatience::kLeastAgain);
 }
 
 TEST_F(QueuePatienceTest, WhoHasNotWaitedYetHasLongerThanWhoTriesAllTheTime) {
@@ -41,7 +51,7 @@ TEST_F(QueuePatienceTest, WhoHasNotWaitedYetHasLongerThanWhoTriesAllTheTime) {
 TEST_F(QueuePatienceTest, WhoComesLaterStandsInNoQueue) {
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
-    now_ += QueuePatience::kAtOnce + milliseconds(1);
+    now_ += QueuePatience::kComesBack * QueuePatience::kMost;
   }
 }
 

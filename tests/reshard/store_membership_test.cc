@@ -55,7 +55,7 @@ ClusterServices services(MetaClient* meta, Cluster& cluster, bool join = false) 
 }
 
 /// How often stores are listed.
-class StoreListings final : public MetaClient {
+class StoreListings : public MetaClient {
  public:
   explicit StoreListings(MetaClient& meta) : meta_(meta) {}
   Result<std::optional<MetaEntry>> get(std::string_view key) override { return meta_.get(key); }
@@ -76,6 +76,15 @@ class StoreListings final : public MetaClient {
 
  private:
   MetaClient& meta_;
+};
+
+/// Tells nobody of a change.
+class TellsNothing final : public StoreListings {
+ public:
+  using StoreListings::StoreListings;
+  Result<std::shared_ptr<void>> watch(std::string, OnEvent) override {
+    return std::shared_ptr<void>(std::make_shared<int>());
+  }
 };
 
 class Membership : public ::testing::Test {
@@ -465,6 +474,19 @@ TEST_F(Membership, AnOlderCopyIsRefusedAlsoWhereWhatWasAgreedWasMadeAnew) {
   put_copy(older.path(), dir_.path());
   EXPECT_THAT(refusal(other_.get()), HasSubstr("is an older copy: it was started 1 times"));
   put_copy(newer.path(), dir_.path());
+  Result<> opened = open(other_.get());
+  ASSERT_TRUE(opened.has_value()) << opened.error().message();
+  expect_job("llama");
+}
+
+TEST_F(Membership, WhatWasDecidedJustBeforeANodeStopsIsInItsCopy) {
+  TellsNothing late(*meta_);
+  ASSERT_TRUE(open(&late).has_value());
+  make_job("llama");
+  close();
+  std::vector<SeenStore> stores;
+  stores.push_back(look_at_store(dir_.path()).value());
+  ASSERT_TRUE(recover(stores, 0, *other_).has_value());
   Result<> opened = open(other_.get());
   ASSERT_TRUE(opened.has_value()) << opened.error().message();
   expect_job("llama");
