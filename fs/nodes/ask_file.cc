@@ -103,13 +103,14 @@ Result<json::object> explain_rules(const Job& job, const json::object& question)
   if (checkpoint == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job.name(), name);
   const json::value* asked = question.if_contains("layout");
-  PTC_TRY(auto layout, Layout::parse(asked ? json::serialize(*asked) : job.layout_text()));
+  PTC_TRY(auto layout, job.read_layout(asked ? json::serialize(*asked) : job.layout_text()));
+  PTC_TRY(const auto model, checkpoint->model_under(layout.spec));
   std::vector<std::string> names;
   if (const json::value* list = question.if_contains("names"); list && list->is_array()) {
     for (const json::value& part : list->get_array())
       if (part.is_string()) names.emplace_back(std::string_view(part.get_string()));
   }
-  return cut_report(checkpoint->model(), layout.spec, names);
+  return cut_report(*model, layout.spec, names);
 }
 
 json::array texts(const std::vector<std::string>& all) {

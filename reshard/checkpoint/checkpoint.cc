@@ -31,8 +31,8 @@ bool is_within(const Box& box, const Shape& shape) {
 }  // namespace
 
 struct Checkpoint::OfSpec {
-  OfSpec(const Manifest& manifest, const LayoutSpec& spec)
-      : model(manifest.model),
+  OfSpec(std::shared_ptr<const Model> model_under, const Manifest& manifest, const LayoutSpec& spec)
+      : model(std::move(model_under)),
         holdings(*model, spec),
         as_written(state_key(spec) == state_key(manifest.written_spec)),
         files(as_written ? state_count(spec) : 0) {
@@ -47,13 +47,19 @@ struct Checkpoint::OfSpec {
   std::vector<std::vector<uint32_t>> files;  // as written, by owner
 };
 
+Result<std::shared_ptr<const Model>> Checkpoint::model_under(const LayoutSpec& spec) const {
+  if (!spec.rules) return manifest().model;
+  return results_->get<Model>(key("model under").add(spec.rules.text()),
+                              [&] { return manifest().model_under(spec); });
+}
+
 Result<std::shared_ptr<const Checkpoint::OfSpec>> Checkpoint::of_spec(
     const LayoutSpec& spec) const {
-  PTC_TRY(auto made, results_->get<OfSpec>(key("of spec").add(key_text(spec)),
-                                           [&]() -> Result<std::shared_ptr<const OfSpec>> {
-                                             return std::make_shared<const OfSpec>(manifest(),
-                                                                                   spec);
-                                           }));
+  auto make = [&]() -> Result<std::shared_ptr<const OfSpec>> {
+    PTC_TRY(auto model, model_under(spec));
+    return std::make_shared<const OfSpec>(std::move(model), manifest(), spec);
+  };
+  PTC_TRY(auto made, results_->get<OfSpec>(key("of spec").add(key_text(spec)), make));
   MutexLock lock(mutex_);
   return last_of_spec_ = std::move(made);
 }
@@ -109,25 +115,26 @@ std::weak_ptr<RemoteFiles> Checkpoint::remote_files() const {
   return remote_files_;
 }
 
-std::string Checkpoint::file_of(uint32_t tensor, const LayoutSpec& spec,
+std::string Checkpoint::file_of(const Model& model, uint32_t tensor, const LayoutSpec& spec,
                                 const StateCoords& state) const {
-  const std::string& file = model().tensors()[tensor].file;
+  const std::string& file = model.tensors()[tensor].file;
   // An .npy is named after its tensor, and that may be local to the stage.
   if (!is_npy(file) ||
       (spec.naming == Naming::kGlobal && manifest().written_spec.naming == Naming::kGlobal))
     return file;
-  Result<std::string> path = tensor_path(model().local_name(tensor, spec, state.pp));
+  Result<std::string> path = tensor_path(model.local_name(tensor, spec, state.pp));
   return path.has_value() ? path.value() : file;
 }
 
-Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const Model::Holdings& holdings,
+Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const OfSpec& of_spec,
                                                         const StateCoords& state) const {
-  const LayoutSpec& spec = holdings.spec();
-  PTC_TRY(auto held, holdings.of(state));
+  const LayoutSpec& spec = of_spec.holdings.spec();
+  const Model& model = *of_spec.model;
+  PTC_TRY(auto held, of_spec.holdings.of(state));
   HeldByName by_name;
   for (Model::Held& part : held) {
-    std::string file = file_of(part.tensor, spec, state);
-    std::string name = is_npy(file) ? "" : model().local_name(part.tensor, spec, state.pp);
+    std::string file = file_of(model, part.tensor, spec, state);
+    std::string name = is_npy(file) ? "" : model.local_name(part.tensor, spec, state.pp);
     by_name.emplace(file + '\0' + name, std::move(part));
   }
   return by_name;
@@ -253,9 +260,10 @@ Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
     bytes = std::max(bytes, file.header_bytes);
   }
   if (most.empty()) return ok();
+  PTC_TRY(const auto model, model_under(spec));
   bool by_dp = spec.optimizer == OptimizerCut::kReplicated;  // or the states are
-  for (uint32_t t = 0; t < model().tensors().size() && !by_dp; ++t)
-    by_dp = model().is_cut_over_dp(t, spec);
+  for (uint32_t t = 0; t < model->tensors().size() && !by_dp; ++t)
+    by_dp = model->is_cut_over_dp(t, spec);
   const uint64_t files = by_dp ? state_count(spec) : state_count(spec) / spec.dp_parts();
   for (const auto& [path, bytes] : most)
     if (bytes > kMostLayoutLiteralBytes / files)
@@ -270,7 +278,8 @@ Result<> Checkpoint::check_literals(const LayoutSpec& spec) const {
 Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& path,
                                                           const LayoutSpec& spec) const {
   std::vector<NewArgument> arguments;
-  const std::vector<TensorInfo>& tensors = model().tensors();
+  PTC_TRY(const auto model, model_under(spec));
+  const std::vector<TensorInfo>& tensors = model->tensors();
   const auto of_file = [&](const TensorInfo& tensor) {
     return tensor.by_stage && tensor.file == path;
   };
@@ -284,8 +293,8 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   // Of one stretch of layers these are None.
   std::optional<int64_t> vpp, in_each;
   if (spec.vpp > 1) vpp = spec.vpp;
-  if (spec.vpp > 1 && spec.stages.empty() && model().layers() % spec.chunks() == 0)
-    in_each = model().layers() / spec.chunks();
+  if (spec.vpp > 1 && spec.stages.empty() && model->layers() % spec.chunks() == 0)
+    in_each = model->layers() / spec.chunks();
   arguments.push_back({"virtual_pipeline_model_parallel_size", vpp});
   arguments.push_back({"num_layers_per_virtual_pipeline_stage", in_each});
   const auto embedding = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
@@ -295,7 +304,7 @@ Result<std::vector<NewArgument>> Checkpoint::arguments_of(const std::string& pat
   LayoutSpec of_tp = spec;
   of_tp.optimizer = OptimizerCut::kReplicated;
   PTC_TRY(const auto part,
-          model().slice(static_cast<uint32_t>(embedding - tensors.begin()), of_tp, StateCoords()));
+          model->slice(static_cast<uint32_t>(embedding - tensors.begin()), of_tp, StateCoords()));
   if (part && !part->local_shape.empty())
     arguments.push_back(
         {"padded_vocab_size", static_cast<int64_t>(part->local_shape[0] * spec.sizes.tp)});
@@ -382,11 +391,12 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
     hash = LaidOut::hash_of(*same_as);
     if (const FileLayout* known = laid_out->find(hash, *same_as)) return filled(*known);
   }
+  PTC_TRY(const auto model, model_under(spec));
   std::vector<NewArray> arrays;
   for (const Model::Held& part : held)
     arrays.push_back({names != nullptr ? (*names)[arrays.size()]
-                                       : model().local_name(part.tensor, spec, state.pp),
-                      model().tensors()[part.tensor].dtype, part.part->local_shape, arrays.size()});
+                                       : model->local_name(part.tensor, spec, state.pp),
+                      model->tensors()[part.tensor].dtype, part.part->local_shape, arrays.size()});
   const FileFormat& format = format_of(path, false);
   std::vector<FileOutline> like;
   std::vector<NewArgument> arguments;
@@ -406,10 +416,10 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
   return result;
 }
 
-uint32_t Checkpoint::owner_of(const LayoutSpec& spec, StateCoords state,
-                              const std::vector<Model::Held>& held) const {
+uint32_t Checkpoint::owner_of(const Model& model, const LayoutSpec& spec, StateCoords state,
+                              const std::vector<Model::Held>& held) {
   const bool cut = std::any_of(held.begin(), held.end(), [&](const Model::Held& part) {
-    return model().is_cut_over_dp(part.tensor, spec);
+    return model.is_cut_over_dp(part.tensor, spec);
   });
   if (!cut) state.dp = 0;
   return state_index(spec, state);
@@ -475,7 +485,7 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
       files.push_back({file.path, {}, owner});
       if (!known.contains({owner, file.path})) {
         if (by_name.empty()) {
-          PTC_TRY(by_name, held_by_name(of_spec.holdings, state));
+          PTC_TRY(by_name, held_by_name(of_spec, state));
         }
         PTC_TRY(files.back().layout, written_layout(i, by_name));
       }
@@ -485,11 +495,11 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
   PTC_TRY(auto held, of_spec.holdings.of(state));
   std::map<std::string, std::vector<Model::Held>> groups;
   for (Model::Held& part : held) {
-    std::string path = file_of(part.tensor, spec, state);
+    std::string path = file_of(*of_spec.model, part.tensor, spec, state);
     if (!done.contains(path)) groups[path].push_back(std::move(part));
   }
   for (auto& [path, parts] : groups) {
-    const uint32_t owner = owner_of(spec, state, parts);
+    const uint32_t owner = owner_of(*of_spec.model, spec, state, parts);
     StateFile file{path};
     if (!known.contains({owner, path})) {
       PTC_TRY(file, compose(path, std::move(parts), spec, state, laid_out));
@@ -569,8 +579,7 @@ Result<std::vector<ImageLayout>> Checkpoint::make_layouts(
         if (as_written == nullptr) {
           PTC_TRY(as_written, of_spec(manifest().written_spec));
         }
-        PTC_TRY(held,
-                held_by_name(as_written->holdings, state_at(manifest().written_spec, image.state)));
+        PTC_TRY(held, held_by_name(*as_written, state_at(manifest().written_spec, image.state)));
         held_state = image.state;
       }
       if (file.has_tensors) {

@@ -118,7 +118,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
 
   const std::string& name() const { return manifest().name; }
   const Manifest& manifest() const { return facts_->manifest; }
+  /// By the rules of the commit; for what tensors are, and where no layout cuts them.
   const Model& model() const { return *manifest().model; }
+  /// Manifest::model_under(), made once.
+  Result<std::shared_ptr<const Model>> model_under(const LayoutSpec& spec) const;
   /// Of its manifest.
   const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
 
@@ -209,8 +212,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<std::vector<Model::Held>> hold(const LayoutSpec& spec, const StateCoords& state) const;
   /// What a state holds, by file and name in it (of an .npy: "").
   using HeldByName = std::unordered_map<std::string, Model::Held>;
-  Result<HeldByName> held_by_name(const Model::Holdings& holdings, const StateCoords& state) const;
-  std::string file_of(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
+  Result<HeldByName> held_by_name(const OfSpec& of_spec, const StateCoords& state) const;
+  std::string file_of(const Model& model, uint32_t tensor, const LayoutSpec& spec,
+                      const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
   Result<FileOutline> outline_of(const WrittenFile& file) const;
   /// What distributed checkpointing wrote, by directory.
@@ -229,8 +233,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<std::vector<NewArgument>> arguments_of(const std::string& path,
                                                 const LayoutSpec& spec) const;
   std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
-  uint32_t owner_of(const LayoutSpec& spec, StateCoords state,
-                    const std::vector<Model::Held>& held) const;
+  static uint32_t owner_of(const Model& model, const LayoutSpec& spec, StateCoords state,
+                           const std::vector<Model::Held>& held);
   /// How files were laid out of which others have arrays of the same names and shapes: those of
   /// ranks that differ in tp or dp, most often.
   struct LaidOut;

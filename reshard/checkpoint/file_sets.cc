@@ -531,8 +531,9 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
   return cached(set_key, [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     PTC_TRY(auto held, hold(spec, state));
+    PTC_TRY(const auto model, model_under(spec));
     for (Model::Held& part : held) {
-      PTC_TRY(auto path, tensor_path(model().local_name(part.tensor, spec, state.pp)));
+      PTC_TRY(auto path, tensor_path(model->local_name(part.tensor, spec, state.pp)));
       if (!facts_->primary[part.tensor]) {
         const std::string& model_path = facts_->model_paths[part.tensor];
         path = model_path.substr(0, model_path.find('/') + 1) + path;

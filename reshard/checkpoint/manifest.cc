@@ -6,6 +6,7 @@
 #include <ctime>
 
 #include "reshard/checkpoint/json_numbers.h"
+#include "reshard/checkpoint/shared_results.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -123,7 +124,9 @@ std::string state_key(const LayoutSpec& spec) {
 }
 
 std::string key_text(const LayoutSpec& spec) {
-  return spec.name() + json::serialize(spec.to_json());  // a name alone has a hash of 32 bits
+  json::object object = spec.to_json();
+  if (spec.rules) object["rules"] = ResultKey("rules").add(spec.rules.text()).digest();
+  return spec.name() + json::serialize(object);  // a name alone has a hash of 32 bits
 }
 
 std::vector<TensorFacts> Manifest::tensor_facts() const {
@@ -164,6 +167,17 @@ uint32_t Manifest::owner_of(const WrittenFile& file) const {
   StateCoords state = state_of(written_spec, written_spec.coords(file.rank));
   if (!file.dp_cut) state.dp = 0;
   return state_index(written_spec, state);
+}
+
+/// What the commit has found of the model stays true: names, shapes, facts that these rules do not
+/// look for themselves.
+Result<std::shared_ptr<const Model>> Manifest::model_under(const LayoutSpec& spec) const {
+  if (!spec.rules || spec.rules.text() == model->rules().text()) return model;
+  PTC_TRY(RuleSet::Facts facts, spec.rules.set()->facts(config));
+  for (const auto& [fact, value] : model->facts().numbers) facts.numbers.try_emplace(fact, value);
+  if (!facts.tied) facts.tied = model->facts().tied;
+  PTC_TRY(auto bound, Model::bind(spec.rules.set(), std::move(facts), model->tensors()));
+  return std::make_shared<const Model>(std::move(bound));
 }
 
 std::string Manifest::to_text() const {
@@ -228,6 +242,7 @@ std::string Manifest::to_text() const {
                                 {"checksum", pad.checksum.to_hex()}});
   root["padding"] = std::move(pads);
   if (consumed) root["consumed"] = *consumed;
+  if (!config.empty()) root["config"] = config;
   return json::serialize(root);
 }
 
@@ -288,6 +303,9 @@ Result<Manifest> Manifest::from_text(std::string_view text) {
   }
   if (root.contains("consumed")) {
     PTC_TRY(manifest.consumed, member<uint64_t>(root, "consumed"));
+  }
+  if (root.contains("config")) {
+    PTC_TRY(manifest.config, member<std::string>(root, "config"));
   }
   return manifest;
 }

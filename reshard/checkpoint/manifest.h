@@ -73,7 +73,12 @@ struct Manifest {
   std::vector<Checksum> checksums;  // by tensor of the model
   std::vector<WrittenFile> files;   // by rank, then path
   std::vector<Padding> padding;
+  std::string config;  // the model's config.json; empty: there is none, or a large one
   std::optional<uint64_t> consumed;  // how far the job's data set was, if the writer said so
+
+  /// Cut by the rules of `spec`, where it has any. kInvalidArgument: they say nothing of a model
+  /// like this one.
+  Result<std::shared_ptr<const Model>> model_under(const LayoutSpec& spec) const;
 
   /// Tensors for plans and checks: the model's, then the padding.
   std::vector<TensorFacts> tensor_facts() const;

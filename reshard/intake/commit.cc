@@ -44,10 +44,13 @@ struct Rules {
   std::optional<RuleSet::Facts> with_known;
 };
 
-Result<Rules> choose_rules(const CommitRequest& request, const std::vector<Found>& found,
-                           const std::string& config) {
+/// What was written under a layout with rules of its own is cut by those.
+Result<Rules> choose_rules(const CommitRequest& request, const LayoutSpec& spec,
+                           const std::vector<Found>& found, const std::string& config) {
   Rules chosen;
-  if (request.rules_text) {
+  if (spec.rules) {
+    chosen.rules = spec.rules.set();
+  } else if (request.rules_text) {
     auto parsed = RuleSet::parse(*request.rules_text);
     if (parsed.has_error()) return std::move(parsed).error().with_context("rules.json");
     chosen.rules = std::move(parsed).value();
@@ -140,7 +143,7 @@ Result<> check_said(const Found& file, size_t position, const SubTensor& part, c
 
 Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const LayoutSpec& spec,
                                            std::vector<Found>& found, const std::string& config) {
-  PTC_TRY(auto rules, choose_rules(request, found, config));
+  PTC_TRY(auto rules, choose_rules(request, spec, found, config));
   struct Array {
     Found* file;
     uint32_t position;  // in its tensors
@@ -360,7 +363,15 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
   if (!text) return std::optional<LayoutSpec>();
   auto layout = Layout::parse(*text);
   if (layout.has_error()) return std::move(layout).error().with_context("layout.json");
-  return std::optional(layout.value().spec);
+  LayoutSpec spec = std::move(layout.value().spec);
+  const std::string& rules = layout.value().rules;
+  const LayoutRules& in_force = request.in_force.rules;
+  if (in_force && (rules == in_force.id() || rules == kRulesFile)) spec.rules = in_force;
+  else if (!rules.empty() && rules != kRulesFile)
+    return invalid_argument("layout.json: {}: 'rules' are {}, and those of the layout in force {}",
+                            json_place(*text, {"rules"}), rules,
+                            in_force ? "are " + in_force.id() : "the job's own or built in");
+  return std::optional(std::move(spec));
 }
 
 /// What distributed checkpointing wrote has whole tensors, as a single process has them.
@@ -424,6 +435,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     config = file.megatron->config_text();
     break;
   }
+  if (config.size() <= kMostConfigKept) draft.manifest.config = config;
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(
       hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));

@@ -16,6 +16,7 @@
 namespace ptc {
 
 inline constexpr size_t kMaxConfigBytes = 8 << 20;
+inline constexpr size_t kMostConfigKept = 64 << 10;  // with the manifest
 
 /// A file below rank/<r>/.
 struct Found {

@@ -104,9 +104,13 @@ bool HashQueue::hash(const std::string& path, Expected expected, std::stop_token
     if (own.has_error()) return true;
     expected.spec = own.value().spec;
   }
+  std::shared_ptr<const Model> known;
+  if (expected.previous != nullptr) {
+    if (auto model = expected.previous->model_under(expected.spec); model.has_value())
+      known = std::move(model).value();
+  }
   return hash_closed_file(root_fd.value().get(), path.substr(rank_end + 1), rank, expected.spec,
-                          expected.previous ? &expected.previous->model() : nullptr, hashes_,
-                          std::move(stop));
+                          known.get(), hashes_, std::move(stop));
 }
 
 }  // namespace ptc

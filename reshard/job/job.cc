@@ -19,6 +19,7 @@
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
 #include "reshard/move/space.h"
+#include "reshard/ptc/rule_set.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
 #include "store/base/size_text.h"
@@ -26,6 +27,12 @@
 #include "store/base/wall_time.h"
 
 namespace ptc {
+
+namespace {
+
+constexpr size_t kMostRulesBytes = 256 << 10;  // several values of the metadata have them
+
+}  // namespace
 
 PartShelf::ImageNames Job::Impl::images_of(const std::string& id) const {
   PartShelf::ImageNames names;
@@ -212,12 +219,17 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
     given_back = shown->bytes_total;
   if (newest == nullptr) return ok();
-  Result<> fits = check_spec(newest->model(), wanted.spec);
+  const auto model = newest->model_under(wanted.spec);
+  if (model.has_error())
+    return Error(model.error())
+        .with_context(fmt::format("{}: these rules do not fit checkpoint {}",
+                                  json_place(text, {"rules"}), newest->name()));
+  Result<> fits = check_spec(*model.value(), wanted.spec);
   if (fits.has_error())
     return std::move(fits).error().with_context(
         fmt::format("{}: layout {} does not fit checkpoint {}",
-                    json_place(text, {blamed_key(newest->model(), wanted.spec)}),
-                    wanted.spec.name(), newest->name()));
+                    json_place(text, {blamed_key(*model.value(), wanted.spec)}), wanted.spec.name(),
+                    newest->name()));
   const std::optional<std::string> loss = newest->loss();
   if (loss && state_key(wanted.spec) != state_key(newest->stored()->spec))
     return invalid_argument("{}; no other layout can be made of it", *loss);
@@ -280,7 +292,9 @@ Result<> Job::save_layout(const std::string& text) {
 Result<> Job::Impl::save_layout(const std::string& text) {
   MutexLock change(decisions.mutex());
   const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
-  if (text == before->saved.text) {
+  Result<Layout> layout = read_layout(text, *before);
+  if (text == before->saved.text &&
+      (layout.has_error() || layout.value().spec.rules == before->saved.layout.spec.rules)) {
     job->forget_refused_save("layout.json");
     // It is wanted still, and failed.
     if (before->failed && before->failed->revision == before->saved.revision)
@@ -291,7 +305,6 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     job->note_refused_save("layout.json", error.message());
     return Error(Code::kInvalidArgument, error.message());
   };
-  Result<Layout> layout = Layout::parse(text);
   if (layout.has_error()) return refuse(std::move(layout).error());
   Result<> fits = check_layout(text, layout.value());
   if (fits.has_error()) return refuse(std::move(fits).error());
@@ -305,6 +318,14 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     return refuse(
         invalid_argument("another layout of this job has the name {} already", spec_name));
   decision.rests_on(before->saved);
+  if (edit.layout.rules == kRulesFile) {
+    PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
+    if (rules.text != before->rules_text)
+      return make_error(Code::kUnavailable,
+                        "rules.json of job {} has changed just now: save the layout again",
+                        job->name());
+    decision.rests_on(rules);
+  }
   for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
@@ -336,6 +357,41 @@ Result<> Job::Impl::want_layout_again() {
   });
   knowledge.tell();
   return ok();
+}
+
+Result<Layout> Job::read_layout(const std::string& text) const {
+  return impl_->read_layout(text, *impl_->knowledge.now());
+}
+
+/// With the rules that it speaks of.
+Result<Layout> Job::Impl::read_layout(const std::string& text, const KnownJob& known) const {
+  PTC_TRY(Layout layout, Layout::parse(text));
+  if (layout.rules.empty()) return layout;
+  const auto refuse = [&](const std::string& why) {
+    return invalid_argument("{}: {}", json_place(text, {"rules"}), why);
+  };
+  if (layout.rules != kRulesFile) {
+    layout.spec.rules = known.rules_of_id(layout.rules);
+    if (layout.spec.rules) return layout;
+  }
+  if (known.rules_text) {
+    PTC_TRY(auto own, RuleSet::parse(*known.rules_text));
+    const LayoutRules rules(std::move(own));
+    if (layout.rules == kRulesFile || layout.rules == rules.id()) {
+      if (rules.text().size() > kMostRulesBytes)
+        return refuse(
+            fmt::format("rules.json is {} bytes long, with what it extends: those of a "
+                        "layout are at most {}",
+                        rules.text().size(), kMostRulesBytes));
+      const LayoutRules same_id = known.rules_of_id(rules.id());
+      if (same_id && !(same_id == rules))
+        return refuse("other rules of a layout of this job have the same id: change a description");
+      layout.spec.rules = rules;
+      return layout;
+    }
+  }
+  if (layout.rules == kRulesFile) return refuse("this job has no rules.json");
+  return refuse(fmt::format("no layout of this job had rules {}", layout.rules));
 }
 
 std::optional<std::string> Job::rules_text() const { return impl_->knowledge.now()->rules_text; }
@@ -460,16 +516,23 @@ CheckpointRef Job::find_checkpoint(std::string_view name) const {
 }
 
 Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_view name) const {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
   Result<LayoutSpec> spec = Error(Code::kNotFound, "no such layout");
-  if (name.find('+') == std::string_view::npos) {
+  const std::string_view rules = LayoutSpec::rules_in_name(name);
+  if (const auto it = known->custom_specs.find(name); it != known->custom_specs.end()) {
+    spec = it->second;
+  } else if (!rules.empty()) {  // of other sizes than those that were saved with these
+    const LayoutRules these = known->rules_of_id(rules);
+    if (these) spec = LayoutSpec::from_name(name.substr(0, name.rfind('-')));
+    if (spec.has_value()) spec.value().rules = these;
+    if (spec.has_value() && spec.value().name() != name) spec = Error(Code::kNotFound, "");
+  } else if (name.find('+') == std::string_view::npos) {
     spec = LayoutSpec::from_name(name);
-  } else {
-    const JobKnowledge::Snapshot known = impl_->knowledge.now();
-    if (const auto it = known->custom_specs.find(name); it != known->custom_specs.end())
-      spec = it->second;
   }
   if (spec.has_error()) return make_error(Code::kNotFound, "'{}' is no layout", name);
-  Result<> fits = check_spec(checkpoint.model(), spec.value());
+  const auto model = checkpoint.model_under(spec.value());
+  if (model.has_error()) return Error(Code::kNotFound, model.error().message());
+  Result<> fits = check_spec(*model.value(), spec.value());
   if (fits.has_error()) return Error(Code::kNotFound, fits.error().message());
   return spec;
 }
@@ -571,7 +634,7 @@ bool Job::is_pinned(std::string_view checkpoint) const {
 }
 
 Result<std::string> Job::dry_run(const std::string& layout_text) const {
-  PTC_TRY(auto wanted, Layout::parse(layout_text));
+  PTC_TRY(auto wanted, read_layout(layout_text));
   PTC_TRY(impl_->check_layout(layout_text, wanted));
   CheckpointRef newest;
   const JobKnowledge::Snapshot known = impl_->knowledge.now();

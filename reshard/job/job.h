@@ -128,6 +128,8 @@ class Job {
   /// under the next revision and starts the reshard. Same content: nothing happens. Refused:
   /// kInvalidArgument; status.json says why until the next edit.
   Result<> save_layout(const std::string& text);
+  /// Layout::parse(), with the rules that it speaks of; kInvalidArgument: this job has none such.
+  Result<Layout> read_layout(const std::string& text) const;
 
   /// Owners and modes as agreed on, as far as this node knows.
   std::shared_ptr<const JobAttributes> attributes() const;

@@ -137,6 +137,7 @@ struct Job::Impl {
   // job.cc
   Result<> see_what_came_back();
   Result<> save_layout(const std::string& text);
+  Result<Layout> read_layout(const std::string& text, const KnownJob& known) const;
   Result<> want_layout_again();  // with the mutex of the decisions held
   Result<> save_rules(const std::string& text);
   Result<> remove_rules(const std::optional<std::string>& only);

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "reshard/cluster/tombstones.h"
+#include "reshard/ptc/rule_set.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -47,6 +48,11 @@ Result<LayoutEdit> parse_edit(std::string_view text) {
   PTC_TRY(edit.revision, number_of(object, "revision"));
   PTC_TRY(edit.text, text_at(object, "text"));
   PTC_TRY(edit.layout, Layout::parse(edit.text));
+  if (object.contains("rules")) {
+    PTC_TRY(const auto of_layout, text_at(object, "rules"));
+    PTC_TRY(auto rules, RuleSet::parse(of_layout));
+    edit.layout.spec.rules = LayoutRules(std::move(rules));
+  }
   return edit;
 }
 
@@ -267,8 +273,9 @@ void JobDecision::create(std::string_view id, std::string_view time) {
 }
 
 void JobDecision::put(const LayoutEdit& edit) {
-  put_text(kLayout,
-           json::serialize(json::object{{"revision", edit.revision}, {"text", edit.text}}));
+  json::object object{{"revision", edit.revision}, {"text", edit.text}};
+  if (const LayoutRules& rules = edit.layout.spec.rules) object["rules"] = rules.text();
+  put_text(kLayout, json::serialize(object));
 }
 
 void JobDecision::put(const InForce& in_force) {
@@ -282,9 +289,8 @@ void JobDecision::put(const LastSequence& sequence) {
 }
 
 void JobDecision::put(const LayoutSpec& spec) {
-  const std::string name = spec.name();
-  if (name.find('+') != std::string::npos)
-    put_text(std::string(kSpecs) + name, json::serialize(spec.to_json()));
+  if (!spec.name_says_all())
+    put_text(std::string(kSpecs) + spec.name(), json::serialize(spec.to_json()));
 }
 
 void JobDecision::put(std::string_view checkpoint, const CheckpointEntry& entry) {

@@ -35,6 +35,12 @@ const CheckpointRecord* KnownJob::latest() const {
   return newest;
 }
 
+LayoutRules KnownJob::rules_of_id(std::string_view id) const {
+  for (const auto& [name, spec] : custom_specs)
+    if (spec.rules && spec.rules.id() == id) return spec.rules;
+  return {};
+}
+
 std::string_view KnownJob::latest_name() const {
   const CheckpointRecord* newest = latest();
   for (const auto& [name, record] : checkpoints)

@@ -92,6 +92,8 @@ struct KnownJob {
   bool leads = false;                // this node, and is at it
 
   const CheckpointRecord* latest() const;  // null: there is none
+  /// Rules that a layout was saved with; none: that had this id.
+  LayoutRules rules_of_id(std::string_view id) const;
   /// Also of one that cannot be shown; null: none.
   const CheckpointRecord* record_of(std::string_view name) const;
   /// Of one that can; null: none.

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <optional>
 
+#include "reshard/ptc/rule_set.h"
 #include "store/base/json_settings.h"
 #include "store/base/utf8.h"
 
@@ -16,11 +17,12 @@ constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one valu
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
 // Persisted in the names of layouts: they never change.
-constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_";
+constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_", kRulesPart = "-rules_";
+constexpr size_t kIdDigits = 8;
 
 const std::vector<std::string> kKeys = {
-    "format", "tp",      "pp",     "dp",     "ep",        "etp",      "cp",       "vpp",
-    "order",  "devices", "stages", "naming", "optimizer", "dp_shard", "replicas", "keep"};
+    "format",  "tp",     "pp",     "dp",        "ep",       "etp",      "cp",   "vpp",  "order",
+    "devices", "stages", "naming", "optimizer", "dp_shard", "replicas", "keep", "rules"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
@@ -116,6 +118,11 @@ std::optional<std::string> why_no_shards(const LayoutSpec& spec) {
   return std::nullopt;
 }
 
+bool is_id(std::string_view text) {
+  return text.size() == kIdDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 std::string count_differs(const LayoutSpec& spec, size_t count) {
   if (spec.vpp == 1)
     return fmt::format("'stages' has {} entries, but pp is {}", count, spec.sizes.pp);
@@ -169,6 +176,7 @@ class LayoutParser : JsonSettings {
     PTC_TRY(devices(layout));
     PTC_TRY(number("replicas", 0, kMaxReplicas, layout.replicas));
     PTC_TRY(number("keep", 0, UINT32_MAX, layout.keep));
+    PTC_TRY(rules(layout));
     return layout;
   }
 
@@ -213,6 +221,17 @@ class LayoutParser : JsonSettings {
     PTC_TRY(size("dp_shard", false, spec.dp_shard));
     if (const auto why = why_no_shards(spec)) return error({"dp_shard"}, *why);
     if (spec.dp_shard == spec.sizes.dp) spec.dp_shard = 0;
+    return ok();
+  }
+
+  Result<> rules(Layout& layout) const {
+    PTC_TRY(const auto rules, word("rules"));
+    if (!rules) return ok();
+    if (*rules != kRulesFile && !is_id(*rules))
+      return error({"rules"}, fmt::format("'rules' must be \"{}\", or the eight digits that stand "
+                                          "behind \"{}\" in the name of a layout of this job",
+                                          kRulesFile, kRulesPart.substr(1)));
+    layout.rules = *rules;
     return ok();
   }
 
@@ -303,9 +322,13 @@ void take_words(std::string_view& text, LayoutSpec& spec) {
 
 }  // namespace
 
-/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-naming_stage-order_pp_tp_cp_ep_dp+0c73b331: all that
-/// is behind dp is left out at its default. An older ptcfs had all but the sizes in the hex digits:
-/// jobs know such names still (JobRecord::custom_specs).
+const std::string& LayoutRules::text() const { return set_->text(); }
+
+std::string LayoutRules::id() const { return fmt::format("{:08x}", name_hash(text())); }
+
+/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-naming_stage-order_pp_tp_cp_ep_dp-rules_1f2e3d4c+0c73b331:
+/// all that is behind dp is left out at its default. An older ptcfs had all but the sizes in the
+/// hex digits: jobs know such names still (JobRecord::custom_specs).
 std::string LayoutSpec::name() const {
   std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
   if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
@@ -317,9 +340,17 @@ std::string LayoutSpec::name() const {
   if (naming != Naming::kGlobal) text += fmt::format("{}{}", kNamingPart, naming_name(naming));
   if (order != RankOrder())
     text += fmt::format("{}{}", kOrderPart, with_underscores(order.to_string()));
+  if (rules) text += fmt::format("{}{}", kRulesPart, rules.id());
   if (!stages.empty())
     text += fmt::format("+{:08x}", name_hash(fmt::format("stages={};", fmt::join(stages, ","))));
   return text;
+}
+
+std::string_view LayoutSpec::rules_in_name(std::string_view name) {
+  const size_t at = name.rfind(kRulesPart);
+  if (at == std::string_view::npos) return {};
+  const std::string_view id = name.substr(at + kRulesPart.size());
+  return is_id(id) ? id : std::string_view();
 }
 
 Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
@@ -363,12 +394,20 @@ json::object LayoutSpec::to_json() const {
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
   if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
   if (dp_shard != 0) object["dp_shard"] = dp_shard;
+  if (rules) object["rules"] = rules.text();
   return object;
 }
 
 Result<LayoutSpec> LayoutSpec::from_json(const json::object& object) {
-  const std::string text = json::serialize(object);
-  PTC_TRY(Layout layout, Layout::parse(text));
+  json::object rest = object;
+  LayoutRules rules;
+  if (const json::value* text = object.if_contains("rules"); text != nullptr && text->is_string()) {
+    PTC_TRY(auto set, RuleSet::parse(text->get_string()));
+    rules = LayoutRules(std::move(set));
+    rest.erase("rules");
+  }
+  PTC_TRY(Layout layout, Layout::parse(json::serialize(rest)));
+  layout.spec.rules = std::move(rules);
   return std::move(layout.spec);
 }
 

@@ -3,6 +3,7 @@
 
 #include <boost/json/fwd.hpp>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,29 @@
 namespace ptc {
 
 inline constexpr uint64_t kMaxReplicas = 64;
+/// What "rules" says of the job's own.
+inline constexpr std::string_view kRulesFile = "rules.json";
+
+class RuleSet;
+
+/// Rules that a layout cuts by, in place of those with which a checkpoint was committed. Immutable.
+class LayoutRules {
+ public:
+  LayoutRules() = default;  // none: those of the commit
+  explicit LayoutRules(std::shared_ptr<const RuleSet> set) : set_(std::move(set)) {}
+
+  explicit operator bool() const { return set_ != nullptr; }
+  const std::shared_ptr<const RuleSet>& set() const { return set_; }
+  const std::string& text() const;
+  /// Eight hex digits of the text, as a layout's name has them.
+  std::string id() const;
+  friend bool operator==(const LayoutRules& a, const LayoutRules& b) {
+    return a.set_ == b.set_ || (a && b && a.text() == b.text());
+  }
+
+ private:
+  std::shared_ptr<const RuleSet> set_;
+};
 
 enum class Naming { kGlobal, kStage };
 enum class OptimizerCut { kReplicated, kZero1, kFsdp };
@@ -31,6 +55,7 @@ struct LayoutSpec {
   /// Neighbouring dp ranks that share what is cut over dp; each such group holds the same as the
   /// others: hybrid sharding. Divides dp. 0, never dp itself: all of them are one group.
   uint32_t dp_shard = 0;
+  LayoutRules rules;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 
   RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
@@ -44,11 +69,15 @@ struct LayoutSpec {
   uint32_t chunks() const { return sizes.pp * vpp; }
 
   /// "tp4-pp2-dp2", behind it all that is not the default, in one order (layout.cc), and last, with
-  /// `stages`, "+<8 hex>" of these. Stable for ever: later fields are left out at their default.
+  /// `rules`, "-rules_<8 hex>" of these, with `stages`, "+<8 hex>". Stable for ever: later fields
+  /// are left out at their default.
   std::string name() const;
-  /// The spec of a name without a "+" suffix, as name() returns it: nothing else ("tp02", missing
-  /// parts, another order) is accepted, so that one layout has one path. kInvalidArgument.
+  bool name_says_all() const { return stages.empty() && !rules; }
+  /// The spec of a name that says all, as name() returns it: nothing else ("tp02", missing parts,
+  /// another order) is accepted, so that one layout has one path. kInvalidArgument.
   static Result<LayoutSpec> from_name(std::string_view name);
+  /// The id at the end of a name with rules and without stages; empty: it is none.
+  static std::string_view rules_in_name(std::string_view name);
 
   /// For files and metadata: the fields that are not default. from_json believes what it reads.
   boost::json::object to_json() const;
@@ -61,6 +90,9 @@ struct Layout {
   std::vector<std::string> devices;  // global rank → "node:device"; empty: ptcfs places
   uint32_t replicas = 0;             // further copies on other nodes
   uint32_t keep = 0;                 // newest checkpoints that stay; 0: all
+  /// What it says of `spec.rules`, which parse() leaves to the job: "rules.json", the one it has
+  /// now, or the id of rules that a layout had before; empty: nothing.
+  std::string rules;
 
   /// Parses and checks all that can be checked without a model: JSON (strict, no duplicate keys,
   /// ≤ 1 MiB), keys (an unknown one names the nearest), types, ranges, format, order, that devices

@@ -28,9 +28,9 @@ class TreeWalk {
 
   Result<> run(int dir_fd) {
     UniqueFd top(::openat(dir_fd, ".", kHow));
-    const int reason = errno;
+    const int top_reason = errno;
     top_ = dir_fd;
-    if (!enter(std::move(top), reason, ".")) return std::move(first_error_);
+    if (!enter(std::move(top), top_reason, ".")) return std::move(first_error_);
     while (!enough_ && !way_.empty()) {
       Level& level = way_.back();
       if (level.below.empty()) {

@@ -469,6 +469,29 @@ class Ptc(mount.TestCase):
             found = models.read_safetensors(again.rank_file(os.listdir(again.file("checkpoints"))[0], "tp1-pp1-dp1", 0))
             self.assertEqual(found, {t.name: t for t in models.Llama().tensors})
 
+    def test_rules_are_mended(self):
+        """After the commit, by rules.json and a layout that says so; other layouts stay as they were."""
+        job, tensors = self.import_model(), {t.name: t for t in models.Llama().tensors}
+        refused = self.mount.ptc("layout", job.name, "set", "--tp", 2, "--rules", "rules.json", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("this job has no rules.json", refused.stderr)
+        with open(job.file("rules.json"), "w", encoding="utf-8") as file:
+            json.dump({"format": "ptc-rules/1", "extends": "llama", "rules": [{"names": ["layers.{layer}.mlp.up_proj.weight"]}]}, file)
+        plan = json.loads(self.mount.ptc("plan", job.name, "--tp", 2, "--rules", "rules.json", "--json").stdout)
+        self.assertRegex(plan["to"], "^tp2-pp1-dp1-rules_[0-9a-f]{8}$")
+        self.mount.ptc("layout", job.name, "set", "--tp", 2, "--rules", "rules.json", "--wait")
+        name = os.path.basename(os.readlink(job.file("current")))
+        self.assertEqual(name, plan["to"])
+        expected = {t.name: tensors[t.name] if ".up_proj." in t.name else t for t in models.Llama().rank_tensors(2, 1, 1, 0)}
+        self.assertEqual(models.read_safetensors(job.file("current/rank/1/model.safetensors")), expected)
+        self.assertEqual(models.read_safetensors(job.rank_file("base", "tp2-pp1-dp1", 1)),
+                         {t.name: t for t in models.Llama().rank_tensors(2, 1, 1, 0)})
+        checked = self.mount.ptc("rules", "check", job.name, "up_proj", "--layout", name)
+        self.assertNotIn("axis", checked.stdout.split("up_proj", 1)[1])
+        done = self.mount.ptc("layout", job.name, "set", "--rules", "none", "--wait")
+        self.assertIn("tp2-pp1-dp1 in force", done.stdout)
+        self.assertEqual(models.read_safetensors(job.rank_file("base", name, 1)), expected)
+
     def test_verify(self):
         job = self.import_model()
         for layout in ({"tp": 1}, {"tp": 4, "pp": 2}):

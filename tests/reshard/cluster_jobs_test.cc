@@ -62,7 +62,9 @@ class ClusterJobsTest : public ClusterTest {
                            const std::string& node,
                            const MetaTransaction& transaction) -> std::optional<Error> {
       if (node != "w0" || !decides(transaction, key) || !once->exchange(false)) return std::nullopt;
-      if (done) EXPECT_TRUE(cluster_.meta().commit(transaction).has_value());
+      if (done) {
+        EXPECT_TRUE(cluster_.meta().commit(transaction).has_value());
+      }
       return make_error(Code::kInDoubt, "the answer was lost");
     };
   }

@@ -8,6 +8,8 @@
 #include <boost/json/serialize.hpp>
 #include <functional>
 
+#include "reshard/ptc/rule_set.h"
+
 namespace ptc {
 namespace {
 
@@ -98,6 +100,21 @@ TEST_F(JobRecordTest, LayoutsOfAnOlderVersionHaveItsNamesAndTheirOwn) {
   EXPECT_EQ(record.custom_specs.at("tp1-pp1-dp4+00c0ffee"), fsdp);
   EXPECT_EQ(record.custom_specs.at("tp1-pp2-dp4+5ea51de5"), stages);
   EXPECT_EQ(record.custom_specs.at(stages.name()), stages);  // `current` shows this one
+}
+
+TEST_F(JobRecordTest, LayoutsKeepTheRulesThatTheyWereSavedWith) {
+  LayoutEdit edit = edit_of(R"("tp": 4, "pp": 1, "dp": 1, "rules": "rules.json")", 5);
+  EXPECT_FALSE(edit.layout.spec.rules);
+  edit.layout.spec.rules = LayoutRules(RuleSet::builtin("gpt2").value());
+  JobDecision decision("job");
+  decision.put(edit);
+  decision.put(InForce{edit.layout.spec, 4, "step1"});
+  decision.put(edit.layout.spec);
+  ASSERT_TRUE(commit(std::move(decision)).has_value());
+  const JobRecord record = read();
+  EXPECT_EQ(record.saved.layout.spec, edit.layout.spec);
+  EXPECT_EQ(record.in_force.spec, edit.layout.spec);
+  EXPECT_EQ(record.custom_specs.at(edit.layout.spec.name()), edit.layout.spec);
 }
 
 TEST_F(JobRecordTest, ADecisionFailsWhereWhatItRestsOnHasChanged) {

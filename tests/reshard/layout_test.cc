@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "reshard/ptc/model.h"
+#include "reshard/ptc/rule_set.h"
 
 namespace ptc {
 namespace {
@@ -122,6 +123,30 @@ TEST(LayoutSpec, StagesMayHaveSeveralStretchesOfLayers) {
   for (const char* name : {"tp1-pp1-dp1-vpp2", "tp1-pp2-dp1-vpp1", "tp1-pp2-dp1-vpp2-ep2",
                            "tp1-pp2-dp1-vpp1048576", "tp1-pp2-dp1-vpp"})
     EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
+TEST(LayoutSpec, MayHaveRulesOfItsOwn) {
+  LayoutSpec spec{.sizes = {.tp = 2, .pp = 2}, .naming = Naming::kStage};
+  const LayoutSpec plain = spec;
+  spec.rules = LayoutRules(RuleSet::builtin("gpt2").value());
+  EXPECT_EQ(spec.name(), "tp2-pp2-dp1-naming_stage-rules_" + spec.rules.id());
+  EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+  EXPECT_NE(spec, plain);
+  LayoutSpec other = spec;
+  other.rules = LayoutRules(RuleSet::builtin("llama").value());
+  EXPECT_NE(spec, other);
+  other.rules = LayoutRules(RuleSet::parse(spec.rules.text()).value());
+  EXPECT_EQ(spec, other);
+  EXPECT_EQ(LayoutSpec::rules_in_name(spec.name()), spec.rules.id());
+  EXPECT_FALSE(LayoutSpec::from_name(spec.name()).has_value()) << "it does not say all";
+  spec.stages = {1, 3};
+  EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+  EXPECT_THAT(spec.name(), HasSubstr(spec.rules.id() + "+"));
+  EXPECT_EQ(LayoutSpec::rules_in_name(spec.name()), "");
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":1,"dp":1,"rules":"0A1B2C3D"})"), HasSubstr("'rules'"));
+  EXPECT_THAT(layout_error(R"({"tp":1,"pp":1,"dp":1,"rules":7})"), HasSubstr("'rules'"));
+  EXPECT_EQ(Layout::parse(R"({"tp":1,"pp":1,"dp":1,"rules":"0a1b2c3d"})").value().rules,
+            "0a1b2c3d");
 }
 
 TEST(LayoutSpec, StateMayBeCutAmongNeighboursAlone) {

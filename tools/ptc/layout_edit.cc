@@ -69,7 +69,7 @@ json::array json_list(const auto& values) {
 
 bool LayoutEdit::empty() const {
   return !tp && !pp && !dp && !ep && !etp && !cp && !vpp && stages.empty() && !order && !naming &&
-         !optimizer && !dp_shard && devices.empty() && !replicas && !keep;
+         !optimizer && !rules && !dp_shard && devices.empty() && !replicas && !keep;
 }
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
@@ -125,6 +125,9 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(whole_number(0, kMaxWorldSize))
       ->group(group);
+  app.add_option("--rules", edit.rules, "rules.json, or an id of before; none: the commit's")
+      ->type_name("R")
+      ->group(group);
   app.add_option("--replicas", edit.replicas, "further copies on other nodes")
       ->type_name("N")
       ->check(whole_number(0, kMaxReplicas))
@@ -157,6 +160,8 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   if (edit.order) layout.insert_or_assign("order", *edit.order);
   if (edit.naming) layout.insert_or_assign("naming", *edit.naming);
   if (edit.optimizer) layout.insert_or_assign("optimizer", *edit.optimizer);
+  if (edit.rules == kNoRules) layout.erase("rules");
+  else if (edit.rules) layout.insert_or_assign("rules", *edit.rules);
   if (edit.dp_shard == 0u) layout.erase("dp_shard");
   else set_size(layout, "dp_shard", edit.dp_shard);
   if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
@@ -206,9 +211,12 @@ void set_sizes_of_name(json::object& layout, std::string_view name) {
 }
 
 Result<json::object> layout_of_name(std::string_view name) {
+  const std::string_view rules = LayoutSpec::rules_in_name(name);
+  if (!rules.empty()) name.remove_suffix(name.size() - name.rfind('-'));
   PTC_TRY(const LayoutSpec spec, LayoutSpec::from_name(name));
   json::object layout{{"format", "ptc-layout/1"}};
   for (const auto& field : spec.to_json()) layout.insert(field);
+  if (!rules.empty()) layout["rules"] = rules;
   return layout;
 }
 

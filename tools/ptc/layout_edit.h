@@ -16,12 +16,14 @@ namespace ptc::cli {
 
 /// What takes a list out of the layout: ptcfs finds one.
 inline constexpr std::string_view kEven = "even", kAuto = "auto";
+/// Of rules: those of the commit.
+inline constexpr std::string_view kNoRules = "none";
 
 /// The fields that were given.
 struct LayoutEdit {
   std::optional<uint32_t> tp, pp, dp, ep, etp, cp, vpp, dp_shard;
   std::vector<std::string> stages;  // numbers, or kEven
-  std::optional<std::string> order, naming, optimizer;
+  std::optional<std::string> order, naming, optimizer, rules;
   std::vector<std::string> devices;  // or kAuto
   std::optional<uint32_t> replicas, keep;
 
@@ -40,7 +42,7 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
 /// name are passed over.
 void set_sizes_of_name(json::object& layout, std::string_view name);
 
-/// A layout.json for a name without a "+" suffix; kInvalidArgument for anything else.
+/// A layout.json for a name without a "+" suffix, its "rules" as an id; kInvalidArgument for anything else.
 Result<json::object> layout_of_name(std::string_view name);
 
 /// Reads a layout from a file, or, if `text` is a layout's name, from that.
