@@ -439,6 +439,7 @@ int run(Options& options, Ready ready) {
   }
   say_what_is_kept(*store.value(), place.value(), options);
   tree.detach();
+  store.value()->note_last();
   leaving.now();
   store.value().reset();
   spdlog::shutdown();

@@ -14,7 +14,8 @@ QueuePatience::milliseconds QueuePatience::left(uid_t user) {
   const Clock::time_point now = now_();
   MutexLock lock(mutex_);
   give_back(now);
-  const milliseconds least = users_.contains(user) ? kLeastAgain : kLeast;
+  const bool new_here = !users_.contains(user) && users_.size() < kNewOnes;
+  const milliseconds least = new_here ? kLeast : kLeastAgain;
   return std::max(least, std::chrono::ceil<milliseconds>(kMost - in_vain_));
 }
 

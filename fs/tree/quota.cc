@@ -49,9 +49,15 @@ void Quotas::set_limits(QuotaLimit user, QuotaLimit job) {
   each_job_ = job;
 }
 
-void Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit) {
+bool Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit, uid_t owner) {
   MutexLock lock(mutex_);
-  account_locked(job)->limit = limit;
+  const Account account = account_locked(job);
+  account->limit = limit;
+  if (!each_user_.any() && !limit_of(*account).any()) {
+    account->owner.reset();
+    return false;
+  }
+  return std::exchange(account->owner, owner) != owner;
 }
 
 bool Quotas::limits(const std::string& job) const {

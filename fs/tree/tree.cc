@@ -148,8 +148,9 @@ void count_space(int top, const std::string& job, Quotas::ByUser& by_user) {
 bool Tree::take_limit(const std::string& job, const JobAttributes& attributes) {
   const std::string quota = attributes.of("").quota.value_or("");
   const auto limit = QuotaLimit::parse(quota);
-  quotas_.set_job_limit(job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()));
-  return quotas_.limits(job);
+  return quotas_.set_job_limit(
+      job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()),
+      attributes.of("").uid.value_or(0));
 }
 
 void Tree::recount(Job& job) {

@@ -375,14 +375,13 @@ class DescribedSet : public FileSet {
       : FileSet(std::move(key)), source_(std::move(checkpoint)) {}
 
   void add(Entry entry, Kind kind, Open open) {
+    added_.insert(entry.path);
     entries_.push_back(std::move(entry));
     files_.push_back({kind, 0, nullptr, std::move(open)});
   }
-  bool has(std::string_view path) const {
-    return std::any_of(entries_.begin(), entries_.end(),
-                       [&](const Entry& entry) { return entry.path == path; });
-  }
+  bool has(const std::string& path) const { return added_.contains(path); }  // until finish()
   void finish() {
+    added_ = {};
     std::vector<uint32_t> order(entries_.size());
     std::iota(order.begin(), order.end(), 0);
     std::sort(order.begin(), order.end(),
@@ -489,6 +488,7 @@ class DescribedSet : public FileSet {
   Shape last_shape_;
   uint64_t last_header_bytes_ = 0;
   std::vector<File> files_;  // of entries(), in the same order
+  std::unordered_set<std::string> added_;
 };
 
 }  // namespace

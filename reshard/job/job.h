@@ -244,6 +244,9 @@ class Job {
   /// (Followed::to_fetch), then fetched without them, and it is called again.
   Result<Followed> follow_with(const FetchedFiles& fetched);
   void fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched);
+  /// What is known follows from the job's keys and these nodes, which were there when it was looked
+  /// at last: nothing is damaged, nor taken for a commit that another leads.
+  bool follows_keys_alone(const std::vector<std::string>& alive) const;
   /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a
   /// decision fails once this node's lease has ended.
   MetaClient& meta() const;

@@ -109,6 +109,12 @@ std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const Kn
   return all;
 }
 
+bool Job::follows_keys_alone(const std::vector<std::string>& alive) const {
+  const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  return known->followed_alive == alive && known->damaged.empty() && known->damaged_ids.empty() &&
+         !impl_->taken.any();
+}
+
 Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   PTC_TRY(check_trusted(*services.cluster));
   MutexLock change(decisions.mutex());

@@ -4,6 +4,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "reshard/job/drain.h"
@@ -14,6 +17,30 @@ namespace {
 
 constexpr std::chrono::seconds kCatchUp{2},
     kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
+
+/// Equal but for 2⁻⁶⁴ where the same keys have the same revisions.
+uint64_t with_entry(uint64_t hash, const MetaEntry& entry) {
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  hash = (hash ^ std::hash<std::string>{}(entry.key)) * kOdd;
+  hash ^= hash >> 32;
+  hash = (hash ^ static_cast<uint64_t>(entry.revision)) * kOdd;
+  return hash ^ (hash >> 29);
+}
+
+/// By name of a job: of all that is agreed on of it, but of its data set, which has followers of
+/// its own.
+std::unordered_map<std::string_view, uint64_t> keys_by_job(const std::vector<MetaEntry>& entries) {
+  constexpr size_t kPrefix = std::string_view("jobs/").size();
+  std::unordered_map<std::string_view, uint64_t> keys;
+  for (const MetaEntry& entry : entries) {
+    const std::string_view rest = std::string_view(entry.key).substr(kPrefix);
+    const std::string_view name = rest.substr(0, rest.find('/'));
+    if (rest.substr(name.size()).starts_with("/dataset/")) continue;
+    uint64_t& hash = keys[name];
+    hash = with_entry(hash, entry);
+  }
+  return keys;
+}
 
 }  // namespace
 
@@ -44,6 +71,7 @@ Result<> AgreementFollower::start() {
 }
 
 void AgreementFollower::stop() {
+  stops_ = true;
   watch_.reset();
   drained_watch_.reset();
   thread_ = {};
@@ -212,7 +240,21 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   if (Result<> removed = remove_opened(names, agreed.removed); removed.has_error())
     carried_out = std::move(removed);
   std::optional<Error> lacking;
+  // A job of which nothing has changed is as it was: with thousands of them, each change of one
+  // would else be thousands of questions.
+  const auto keys = keys_by_job(agreed.jobs);
+  uint64_t drained_keys = 0;
+  for (const MetaEntry& entry : drained_entries) drained_keys = with_entry(drained_keys, entry);
+  const std::vector<std::string> alive = cluster_.alive();
+  for (const JobRef& job : gone) looked_.erase(job->id());
   for (const JobRef& job : known) {
+    if (stops_) return make_error(Code::kCancelled, "this node stops");
+    const auto own_keys = keys.find(job->name());
+    const Looked now{own_keys == keys.end() ? 0 : own_keys->second, drained_keys};
+    if (const auto before = looked_.find(job->id()); before != looked_.end()) {
+      if (before->second == now && job->follows_keys_alone(alive)) continue;
+      looked_.erase(before);
+    }
     const auto asked = fetches.jobs.find(job->id());
     Result<Followed> followed =
         job->follow_with(asked != fetches.jobs.end() ? asked->second.fetched : FetchedFiles());
@@ -225,6 +267,7 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
     if (followed.has_value() && followed.value().lacking &&
         (!lacking || lacking->code() == Code::kNotFound))
       lacking = std::move(*followed.value().lacking).with_context("job " + job->name());
+    if (followed.has_value() && !followed.value().lacking) looked_.insert_or_assign(job->id(), now);
     PTC_TRY(
         note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
   }

@@ -115,6 +115,12 @@ class AgreementFollower final : public Follower {
     bool any() const;
   };
   Result<TakenOver> take_over_with(Fetches& fetches);
+  /// What a job's state followed from when it was looked at last, in short: its keys and the nodes
+  /// not in service, with their revisions.
+  struct Looked {
+    uint64_t keys = 0, drained = 0;
+    friend bool operator==(const Looked&, const Looked&) = default;
+  };
   Result<> load_new(const std::string& name, const std::string& id,
                     const Tombstones& removed_meanwhile, Fetches& fetches)
       PTC_REQUIRES(jobs_.changes);
@@ -130,6 +136,8 @@ class AgreementFollower final : public Follower {
   const MakeJob make_job_;
   /// Name and id of jobs that have a directory here, and are not loaded yet.
   std::map<std::string, std::string> opened_ PTC_GUARDED_BY(jobs_.changes);
+  std::map<std::string, Looked> looked_ PTC_GUARDED_BY(jobs_.changes);  // by id
+  std::atomic<bool> stops_ = false;
 
   mutable Mutex drained_mutex_;
   std::vector<std::string> drained_ PTC_GUARDED_BY(drained_mutex_);

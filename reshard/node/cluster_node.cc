@@ -72,7 +72,7 @@ ClusterServices ClusterNode::services() {
           fmt::format("{}", fmt::join(impl->options.etcd.endpoints, ",")),
           impl->options.join,
           [impl](const std::string& store) { return impl->membership->begin(store); },
-          [impl] { return impl->membership->check_let_in(); },
+          [impl](bool is_new) { return impl->membership->check_let_in(is_new); },
           impl->options.join_as};
 }
 

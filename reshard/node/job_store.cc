@@ -187,19 +187,19 @@ JobStore::~JobStore() {
   (void)impl_->exchange_scrubber(nullptr);
 }
 
+void JobStore::note_last() {
+  impl_->follower->stop();
+  impl_->follower->note_last();
+}
+
 Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
                                                  JobListener* listener) {
   auto impl = std::make_unique<Impl>();
   impl->directory = options.directory;
   impl->listener = listener;
-  impl->node = options.node;
+  impl->node = options.node.empty() ? "localhost" : options.node;
   impl->pieces = options.pieces;
   impl->reads_damaged = options.reads_damaged;
-  if (impl->node.empty()) {
-    char host[256] = "localhost";
-    gethostname(host, sizeof host - 1);
-    impl->node = host;
-  }
   // A lease that is broken raises SIGIO, which would end the process; see open_for_writing().
   std::signal(SIGIO, SIG_IGN);
   PTC_TRY(make_directory(AT_FDCWD, impl->directory));

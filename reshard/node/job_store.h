@@ -44,8 +44,8 @@ struct ClusterServices {
   /// looked at.
   std::function<Result<>(const std::string& store)> begin;
   /// Called once the store fits, before anything of it is agreed on: whether others would talk to
-  /// this node. May be empty.
-  std::function<Result<>()> check_let_in = nullptr;
+  /// this node, and, where the store is new to the cluster, nobody has its name. May be empty.
+  std::function<Result<>(bool is_new)> check_let_in = nullptr;
   JobNames join_as = {};  // names that the jobs of its own get in the cluster
 };
 
@@ -73,6 +73,9 @@ class JobStore {
   static Result<std::unique_ptr<JobStore>> open(const JobStoreOptions& options,
                                                 JobListener* listener);
   ~JobStore();
+  /// Before a node leaves its cluster: what was agreed by now is in the store's own copy. From then
+  /// on it takes over nothing more.
+  void note_last();
 
   /// A job name: 1 to 255 bytes, UTF-8, no '/', not beginning with '.'.
   /// `attributes`: owners and modes from the beginning. `patience`: for other nodes, and for what

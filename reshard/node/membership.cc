@@ -93,8 +93,14 @@ std::vector<Membership::Member> Membership::members() const {
   return list;
 }
 
-Result<> Membership::check_let_in() const {
+Result<> Membership::check_let_in(bool is_new) const {
   constexpr size_t kMostAsked = 3;  // who was killed is listed until its lease has ended
+  if (is_new) {
+    PTC_TRY(const auto entry, meta_.get(key()));
+    if (entry) {
+      PTC_TRY(check_not_running(*entry));
+    }
+  }
   PTC_TRY(auto entries, meta_.list(kMemberKeys));
   size_t asked = 0;
   for (const MetaEntry& entry : entries) {
@@ -136,7 +142,7 @@ Result<> Membership::while_it_passes(const std::function<Result<>()>& step) cons
 
 /// Who is killed does not answer. Another who does has a copy of this store, or is of the name by
 /// mistake.
-Result<> Membership::check_not_running(const MetaEntry& entry) {
+Result<> Membership::check_not_running(const MetaEntry& entry) const {
   const std::string address = address_in(entry.value);
   if (calls_.meet(options_.node, address).has_error()) return ok();
   const bool copied = json_text(entry.value, "store") == store_;

@@ -48,10 +48,11 @@ class Membership : public Cluster {
   Membership(MemberOptions options, MetaClient& meta, PeerCalls& calls);
   ~Membership() override;
 
-  /// Whether a member lets this node in, as far as one answers. To be asked before anything of it
-  /// is agreed on, its jobs among that: join() asks all, when it is known where this node listens.
-  /// kPermissionDenied.
-  Result<> check_let_in() const;
+  /// Whether a member lets this node in, as far as one answers, and, of a store that `is_new` to
+  /// the cluster, whether the name is free. To be asked before anything of it is agreed on, its
+  /// jobs among that: join() asks all, when it is known where this node listens. kPermissionDenied;
+  /// kAlreadyExists.
+  Result<> check_let_in(bool is_new) const;
   /// Once, when the store is known to belong to the cluster, and before anything of it is looked at
   /// (ClusterServices::begin): nobody decides with what a former life of this node had promised.
   /// kAlreadyExists: that one still runs, or another of this name.
@@ -110,7 +111,7 @@ class Membership : public Cluster {
   bool key_is_there() const PTC_REQUIRES(mutex_);
   void forget_attempt() PTC_REQUIRES(mutex_);
   Result<> while_it_passes(const std::function<Result<>()>& step) const;
-  Result<> check_not_running(const MetaEntry& entry);
+  Result<> check_not_running(const MetaEntry& entry) const;
   Result<> check_not_replaced() const;
   Result<> check_name_is_free(const std::optional<MetaEntry>& entry);
   Result<> forget_former_self();

@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
 #include <filesystem>
 #include <map>
 #include <set>
 
 #include "reshard/move/placement.h"
 #include "store/base/file.h"
+#include "store/base/json.h"
 #include "store/base/random_id.h"
 
 namespace ptc {
@@ -35,6 +38,16 @@ bool was_alone(const std::string& directory) {
 constexpr std::string_view kRecover =
     "If it is the right one, its data were lost or are of a backup: make what was "
     "agreed anew from the stores, with all nodes stopped (ptc recover; see ptc(1))";
+
+/// Whether a checkpoint has bytes on the node.
+bool lies_on(const MetaEntry& entry, const std::string& node) {
+  const auto value = parse_json(entry.value);
+  const json::object* object = value.has_value() ? value.value().if_object() : nullptr;
+  const json::value* nodes = object != nullptr ? object->if_contains("nodes") : nullptr;
+  return nodes != nullptr && nodes->is_array() &&
+         std::find(nodes->get_array().begin(), nodes->get_array().end(), json::value(node)) !=
+             nodes->get_array().end();
+}
 
 }  // namespace
 
@@ -105,7 +118,7 @@ Result<> StoreMembership::find_cluster() {
                     "Run ptc recover to its end, then start it");
     if (!alone) {
       PTC_TRY(check_seen(*cluster));
-      return options_.check_let_in ? options_.check_let_in() : ok();
+      return options_.check_let_in ? options_.check_let_in(false) : ok();
     }
   }
   // An older ptcfs left no identity: then the jobs say whether this is their cluster.
@@ -121,9 +134,14 @@ Result<> StoreMembership::find_cluster() {
                         directory, there);
   }
   if (options_.check_let_in) {
-    PTC_TRY(options_.check_let_in());
+    PTC_TRY(options_.check_let_in(!found || identity_.cluster.empty()));
   }
   if (!cluster) {
+    if (options_.join || !options_.join_as.empty())
+      return make_error(Code::kNotFound,
+                        "there is no cluster {} to join at {}: look at --cluster and --etcd, or "
+                        "leave out --join and --join-as, and one of this name begins",
+                        options_.cluster_name, options_.where);
     ClusterIdentity made;
     PTC_TRY(made.id, random_id());
     MetaTransaction transaction;
@@ -195,6 +213,26 @@ Result<> StoreMembership::check_seen(const ClusterIdentity& cluster) {
   return take_identity(cluster);
 }
 
+/// A new store takes the place of one that was lost, or empty; but with jobs of its own it was
+/// never that, and would be taken for the one that has what the cluster has there.
+Result<> StoreMembership::check_name_is_free(const ClusterIdentity& cluster) const {
+  PTC_TRY(const auto stores, read_stores(meta_));
+  const bool taken = std::any_of(stores.begin(), stores.end(), [&](const RegisteredStore& other) {
+    return other.node == options_.node && other.store != identity_.store;
+  });
+  if (!taken) return ok();
+  PTC_TRY(const auto jobs, meta_.list("jobs/"));
+  for (const MetaEntry& entry : jobs)
+    if (entry.key.find("/checkpoints/") != std::string::npos && lies_on(entry, options_.node))
+      return make_error(
+          Code::kAlreadyExists,
+          "cluster {} ({}) has a node {} already, with another store, and checkpoints there; {} "
+          "has "
+          "jobs of its own: give this node another name (--node). Nothing was changed",
+          options_.cluster_name, cluster.id, options_.node, options_.directory);
+  return ok();
+}
+
 Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   const std::string path = own_meta_path(options_.directory);
   PTC_TRY(auto own, open_sqlite_meta(path));
@@ -202,6 +240,11 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   PTC_TRY(auto found, compare_jobs(*own, meta_, options_.join_as));
   if (!found.in_both.empty()) {
     const std::string& first = found.in_both.front();
+    if (const auto as = options_.join_as.find(first); as != options_.join_as.end())
+      return make_error(
+          Code::kAlreadyExists,
+          "--join-as {}={}: cluster {} ({}) has a job {} already: choose another name", first,
+          as->second, options_.cluster_name, cluster.id, as->second);
     return make_error(
         Code::kAlreadyExists,
         "the store {} has {} of its own, and so has cluster {} ({}): start it with --join-as "
@@ -218,6 +261,9 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
         "Start it with --join to take them there, or give this node another store",
         options_.directory, fmt::join(found.own, ", "), options_.cluster_name, cluster.id,
         options_.where, fmt::join(found.others, ", "));
+  if (!found.own.empty()) {
+    PTC_TRY(check_name_is_free(cluster));
+  }
   // From here on it can only go on joining.
   facts_.clear();
   PTC_TRY(take_identity(cluster));

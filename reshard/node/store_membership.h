@@ -26,7 +26,7 @@ struct MembershipOptions {
   /// may be empty.
   std::function<Result<>(const std::string& store)> begin;
   /// Called once the store fits, before anything is written; may be empty.
-  std::function<Result<>()> check_let_in = nullptr;
+  std::function<Result<>(bool is_new)> check_let_in = nullptr;
   JobNames join_as = {};  // names that its jobs get in the cluster
 };
 
@@ -63,6 +63,7 @@ class StoreMembership {
   Result<> find_cluster();
   Result<> take_identity(const ClusterIdentity& cluster);
   Result<> check_seen(const ClusterIdentity& cluster);
+  Result<> check_name_is_free(const ClusterIdentity& cluster) const;
   Result<> join_with_jobs(const ClusterIdentity& cluster);
   Result<> register_store();
   int64_t carried_out_of(const Agreed& agreed) const;

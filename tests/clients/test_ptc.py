@@ -469,6 +469,23 @@ class Ptc(mount.TestCase):
             found = models.read_safetensors(again.rank_file(os.listdir(again.file("checkpoints"))[0], "tp1-pp1-dp1", 0))
             self.assertEqual(found, {t.name: t for t in models.Llama().tensors})
 
+    def test_copies_are_no_more_open_than_what_was_copied(self):
+        def open_to_all(top):
+            return {name for where, _, names in os.walk(top) for name in names if os.stat(os.path.join(where, name)).st_mode & 0o077}
+        source = self.temporary("model")
+        models.Llama().write_hf(source)
+        os.chmod(source + "/model.safetensors", 0o600)
+        self.mount.ptc("import", "file", source)
+        self.assertEqual(open_to_all(self.mount.path + "/file/checkpoints/base/hf"), {"config.json"})
+        self.mount.ptc("import", "alone", source + "/model.safetensors")
+        self.assertNotIn("model.safetensors", open_to_all(self.mount.path + "/alone/checkpoints/base/layouts/tp1-pp1-dp1/rank"))
+        self.mount.ptc("export", "file", self.temporary("out"))
+        self.assertEqual(open_to_all(self.temporary("out")), {"config.json"})
+        os.chmod(source + "/model.safetensors", 0o644)
+        os.chmod(source, 0o700)
+        self.mount.ptc("import", "directory", source)
+        self.assertEqual(open_to_all(self.mount.path + "/directory/checkpoints/base/hf"), set())
+
     def test_rules_are_mended(self):
         """After the commit, by rules.json and a layout that says so; other layouts stay as they were."""
         job, tensors = self.import_model(), {t.name: t for t in models.Llama().tensors}

@@ -185,6 +185,63 @@ class Stores(TestCase):
         self.assertLess(time.monotonic() - began, LEASE)
         mount.Job(node, "llama").set_layout(tp=2)
 
+    def alone(self, name):
+        """A store that was never in the cluster, with a job, and what it is started with to join as w0."""
+        top = os.path.join(self.nodes.top, name)
+        os.mkdir(top)
+        self.addCleanup(shutil.rmtree, top)
+        joins = [option.replace(":7070", ":7171") for option in self.node(0).options]
+        other = mount.Mount(top=top)
+        other.launcher = self.node(0).launcher
+        other.start()
+        other.ptc("import", name, self.model)
+        other.stop()
+        return other, joins
+
+    def test_jobs_do_not_come_under_the_name_of_another_node(self):
+        """Refused before anything of them is the cluster's: under a name of its own the node joins."""
+        self.write(0, "llama", 4)
+        self.model = os.path.join(self.nodes.top, "model")
+        models.Llama(5).write_hf(self.model)
+        other, joins = self.alone("gpt")
+        jobs = self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/")
+        before = tree(other.store)
+        other.options = [*joins, "--join"]
+        self.refuses_to_start(other, "node w0 runs at 10.1.0.1:7070: stop it first, or give this node another name (--node)")
+        self.nodes.stop(0)
+        self.refuses_to_start(other, "has a node w0 already, with another store", "--node")
+        self.assertEqual({path: text for path, text in tree(other.store).items() if not path.startswith("meta.db")},
+                         {path: text for path, text in before.items() if not path.startswith("meta.db")})
+        self.nodes.start(0)
+        self.assertEqual("gpt" in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/"), "gpt" in jobs)
+        other.options = [*joins[:joins.index("--node")], "--node", "w7", *joins[joins.index("--node") + 2:], "--join"]
+        other.start()
+        self.addCleanup(other.stop)
+        cluster.until(lambda: os.path.isdir(self.node(0).path + "/gpt"), "w0 shows what came with w7")
+
+    def test_there_is_a_cluster_to_join(self):
+        """Or --cluster is misspelt, and the store would be bound to what begins by that."""
+        self.model = os.path.join(self.nodes.top, "model")
+        models.Llama(5).write_hf(self.model)
+        other, joins = self.alone("gpt")
+        for option in (["--join"], ["--join-as", "gpt=gpt-b"]):
+            other.options = [*joins, "--cluster", "ptcsf", *option]
+            self.refuses_to_start(other, "there is no cluster ptcsf to join", "--cluster")
+        other.options = []
+        other.start()
+        self.assertIn("gpt", os.listdir(other.path))
+        other.stop()
+
+    def test_what_was_saved_just_before_a_stop_is_not_lost_with_etcd(self):
+        self.write(0, "llama", 4)
+        for round_ in range(3):
+            rules = f'{{"format": "ptc-rules/1", "extends": "llama", "description": "{round_}"}}'
+            models.write_file(self.node(0).path + "/llama/rules.json", rules)
+            self.nodes.stop(0)
+            self.lose_etcd()
+            self.recover(0, "--yes")
+            self.nodes.start(0)
+            self.assertEqual(mount.read_text(self.node(0).path + "/llama/rules.json"), rules)
 
     def test_a_copy_beside_the_one_that_runs(self):
         """As after a move to another machine, when the old one is started again by mistake."""
@@ -278,6 +335,9 @@ class Etcd(TestCase):
         self.begin()
         self.lose_etcd()
         self.expect_doubt()
+        refused = self.recover(0, "--yes", check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("a ptcfs daemon has the store", refused.stderr)
         self.stop_all()
         self.recover(1, "--yes")
         self.start_all()

@@ -48,6 +48,13 @@ TEST_F(QueuePatienceTest, WhoHasNotWaitedYetHasLongerThanWhoTriesAllTheTime) {
   EXPECT_EQ(in_vain(kBob), QueuePatience::kLeastAgain);
 }
 
+TEST_F(QueuePatienceTest, SoDoThoseOfManyUsers) {
+  milliseconds all{};
+  for (uid_t user = 2000; user < 2064; ++user) all += in_vain(user);
+  EXPECT_LE(all, QueuePatience::kMost + QueuePatience::kNewOnes * QueuePatience::kLeast +
+                     64 * QueuePatience::kLeastAgain);
+}
+
 TEST_F(QueuePatienceTest, WhoComesLaterStandsInNoQueue) {
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);

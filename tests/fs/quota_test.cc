@@ -118,6 +118,18 @@ TEST_F(QuotasTest, WhatCannotBeCountedIsTooMuch) {
   EXPECT_EQ(left(), 40);
 }
 
+/// Which takes as long as it has files.
+TEST_F(QuotasTest, AJobIsCountedAnewWhereALimitOrAnotherOwnerComesAlone) {
+  Quotas quotas;
+  EXPECT_FALSE(quotas.set_job_limit("job", std::nullopt, kAnn));
+  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.bytes = 80}, kAnn));
+  EXPECT_FALSE(quotas.set_job_limit("job", QuotaLimit{.bytes = 80}, kAnn));
+  EXPECT_FALSE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kAnn));
+  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kBob));
+  EXPECT_FALSE(quotas.set_job_limit("job", std::nullopt, kBob));
+  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kBob));
+}
+
 TEST_F(QuotasTest, WhatTheKernelWritesByItselfIsLookedAt) {
   const Quotas::Account job = quotas_.account("job");
   know(job, true);

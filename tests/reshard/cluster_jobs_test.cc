@@ -5,7 +5,9 @@
 #include <chrono>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -248,6 +250,39 @@ TEST_F(ClusterJobsTest, AStoreIsClosedWhileSomethingGoesOn) {
   cluster_.start(0);
   expect_nowhere("new");
   expect_on_all("job", id, 7);
+}
+
+/// Or each decision about one of thousands of jobs would be thousands of questions of each node.
+TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
+  const Sample sample = llama_sample();
+  LocalCluster cluster(2);
+  for (unsigned i = 0; i < 5; ++i) {
+    const JobRef job = cluster.store(0).create_job(fmt::format("job{}", i)).value();
+    write_ranks(sample, LayoutSpec(), std::filesystem::path(job->files_dir()) / "incoming/base");
+    ASSERT_TRUE(job->commit("base", "base").has_value());
+  }
+  cluster.wait_settled();
+  std::mutex mutex;
+  std::map<std::string, int> listed;
+  cluster.lists = [&](const std::string&, std::string_view prefix) {
+    std::lock_guard lock(mutex);
+    ++listed[std::string(prefix)];
+  };
+  ASSERT_TRUE(cluster.job(0, "job0")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})").has_value());
+  EXPECT_TRUE(becomes([&] {
+    const std::string target = cluster.job(1, "job0")->current_target().value_or("");
+    return target.ends_with("tp2-pp1-dp1");
+  }));
+  cluster.lists = nullptr;
+  EXPECT_GT(listed["jobs/job0/"], 0);
+  for (unsigned i = 1; i < 5; ++i) EXPECT_EQ(listed.count(fmt::format("jobs/job{}/", i)), 0u) << i;
+  // Of who comes and goes all hear.
+  cluster.stop(1);
+  EXPECT_TRUE(becomes([&] { return cluster.job(0, "job3")->find_checkpoint("base") != nullptr; }));
+  cluster.start(1);
+  cluster.wait_settled();
+  for (unsigned i = 0; i < 5; ++i)
+    expect_model(*cluster.job(1, fmt::format("job{}", i))->find_checkpoint("base"), sample);
 }
 
 }  // namespace

@@ -108,6 +108,10 @@ class Membership : public ::testing::Test {
     store_.reset();
     cluster_.reset();
   }
+  void begin_cluster() {
+    const std::string identity = R"({"id": "0123456789abcdef", "history": 1})";
+    ASSERT_TRUE(meta_->commit({.puts = {{kIdentityKey, identity}}}).has_value());
+  }
   std::string refusal(MetaClient* meta, bool join = false, const std::string& node = "w0") {
     const auto before = files();
     Result<> opened = open(meta, join, node);
@@ -290,8 +294,43 @@ TEST_F(Membership, AJobThatBothHaveJoinsUnderAnotherName) {
   }
 }
 
+/// It would be taken for the one that the cluster knows, and its jobs could not leave any more.
+TEST_F(Membership, JobsDoNotComeUnderTheNameOfAnotherStoresNode) {
+  {
+    const TempDir theirs;
+    OneNode first(*meta_, "w0");
+    JobStoreOptions options;
+    options.directory = theirs.path();
+    options.node = "w0";
+    options.cluster = services(meta_.get(), first);
+    auto other = JobStore::open(options, nullptr).value();
+    const JobRef gpt = other->create_job("gpt").value();
+    write_ranks(sample_, LayoutSpec(), fs::path(gpt->files_dir()) / "incoming/base");
+    ASSERT_TRUE(gpt->commit("base", "base").has_value());
+  }
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has a node w0 already, with another store"));
+  EXPECT_FALSE(meta_->get("jobs/llama").value().has_value());
+  const Result<> joined = open(meta_.get(), true, "w1");
+  ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  expect_job("llama");
+}
+
+TEST_F(Membership, WhoIsToJoinFindsAClusterOrMakesNone) {
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("there is no cluster ptcfs to join"));
+  join_as_ = {{"llama", "gpt"}};
+  EXPECT_THAT(refusal(meta_.get()), HasSubstr("there is no cluster ptcfs to join"));
+  join_as_.clear();
+  ASSERT_TRUE(open(nullptr).has_value());
+  expect_job("llama");
+}
+
 /// After the directory has its name, and before the cluster knows the job.
 TEST_F(Membership, JoiningUnderAnotherNameGoesOnAfterACrash) {
+  begin_cluster();
   ASSERT_TRUE(meta_->commit({.puts = {{"jobs/llama", R"({"id": "theirs"})"}}}).has_value());
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
@@ -320,6 +359,7 @@ TEST_F(Membership, JoiningUnderAnotherNameGoesOnAfterACrash) {
 
 /// Somebody has made a job of the other name meanwhile.
 TEST_F(Membership, JoiningThatWasCutOffGoesOnUnderAThirdName) {
+  begin_cluster();
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
   close();
@@ -329,7 +369,7 @@ TEST_F(Membership, JoiningThatWasCutOffGoesOnUnderAThirdName) {
     ASSERT_TRUE(meta_->commit({.puts = {{fmt::format("jobs/{}", name), R"({"id": "theirs"})"}}})
                     .has_value());
   join_as_ = {{"llama", "llama-b"}};
-  EXPECT_THAT(refusal(meta_.get()), HasSubstr("--join-as llama=NAME"));
+  EXPECT_THAT(refusal(meta_.get()), HasSubstr("has a job llama-b already: choose another name"));
   JobNames as{{"llama", "llama-c"}};
   const auto own = open_sqlite_meta(dir_.path() / "meta.db").value();
   ASSERT_TRUE(check_job_names(*own, dir_.path(), as).has_value());

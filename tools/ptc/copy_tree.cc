@@ -35,9 +35,10 @@ class Lister {
   Lister(CopyList& list, std::string prefix, const std::function<bool(const std::string&)>& skip)
       : list_(list), prefix_(std::move(prefix)), skip_(skip) {}
 
-  Result<> walk(const std::string& directory, const std::string& relative) {
+  Result<> walk(const std::string& directory, const std::string& relative, mode_t within) {
     struct stat info {};
     if (::stat(directory.c_str(), &info) != 0) return errno_error(errno, directory);
+    const mode_t reach = within & readers_of((info.st_mode & 0011) << 2);
     auto identity = std::pair(info.st_dev, info.st_ino);
     if (!open_.insert(identity).second)
       return invalid_argument("{}: a symbolic link leads back to a directory above it", directory);
@@ -48,10 +49,11 @@ class Lister {
       if (skip_(below)) continue;
       if (::stat(path.c_str(), &info) != 0) return errno_error(errno, path);
       if (S_ISDIR(info.st_mode)) {
-        PTC_TRY(walk(path, below));
+        PTC_TRY(walk(path, below, reach));
       } else if (S_ISREG(info.st_mode)) {
         auto bytes = static_cast<uint64_t>(info.st_size);
-        list_.items.push_back({path, prefix_.empty() ? below : prefix_ + "/" + below, bytes});
+        list_.items.push_back({path, prefix_.empty() ? below : prefix_ + "/" + below, bytes,
+                               reach & readers_of(info.st_mode)});
         list_.bytes += bytes;
       } else {
         list_.skipped.push_back(path);
@@ -151,7 +153,7 @@ Result<> copy_file(const CopyItem& item, const std::string& target_dir, std::spa
   const std::string path = target_dir + "/" + item.target;
   PTC_TRY(auto source, open_file(AT_FDCWD, item.source, O_RDONLY));
   ::posix_fadvise(source.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
-  PTC_TRY(auto target, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, 0666));
+  PTC_TRY(auto target, open_file(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, item.mode));
   PTC_TRY(copy_bytes(source.get(), target.get(), item, buffer, how));
   if (how.durable && ::fsync(target.get()) != 0) return errno_error(errno, path);
   // A file system may say only here that the bytes did not arrive.
@@ -174,10 +176,14 @@ Result<> make_directories(const CopyList& list, const std::string& target_dir) {
 
 }  // namespace
 
+mode_t readers_of(mode_t mode) {
+  return 0600 | ((mode & 0040) != 0 ? 0060 : 0) | ((mode & 0004) != 0 ? 0006 : 0);
+}
+
 Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
                             const std::function<bool(const std::string&)>& skip) {
   CopyList list;
-  PTC_TRY(Lister(list, prefix, skip).walk(directory, ""));
+  PTC_TRY(Lister(list, prefix, skip).walk(directory, "", 0666));
   return list;
 }
 

@@ -1,6 +1,8 @@
 // Copies trees of files into and out of the mount, following symbolic links.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -16,7 +18,11 @@ struct CopyItem {
   std::string source;  // path to open
   std::string target;  // relative to the target directory
   uint64_t bytes = 0;
+  mode_t mode = 0666;  // less the umask
 };
+
+/// For its owner, and those whom `mode` lets read.
+mode_t readers_of(mode_t mode);
 
 struct CopyList {
   std::vector<CopyItem> items;       // regular files, by path
@@ -26,7 +32,8 @@ struct CopyList {
 
 /// All regular files under `directory`, symbolic links followed (a Hugging Face cache is made of
 /// them), with `prefix` in front of their targets. `skip` is asked with each path relative to
-/// `directory`. A link that leads nowhere or round in a circle is an error.
+/// `directory`. A link that leads nowhere or round in a circle is an error. What a group or all
+/// others may not read there, themselves or because of a directory, they may not in the copy.
 Result<CopyList> list_files(const std::string& directory, const std::string& prefix,
                             const std::function<bool(const std::string&)>& skip);
 

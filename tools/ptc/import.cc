@@ -176,7 +176,8 @@ Result<CopyList> file_alone(const ImportOptions& options) {
   CopyList list;
   list.items.push_back(
       {options.directory,
-       fmt::format("rank/{}/{}", options.rank.value_or(0), base_name(options.directory)), bytes});
+       fmt::format("rank/{}/{}", options.rank.value_or(0), base_name(options.directory)), bytes,
+       readers_of(info.st_mode)});
   list.bytes = bytes;
   return list;
 }
@@ -211,13 +212,23 @@ Result<> check_not_committed(const Target& target) {
 
 /// Whether the job was made now.
 Result<bool> make_job(const Target& target) {
+  constexpr auto kPatience = std::chrono::seconds(20);  // with etcd, as others have it
+  constexpr auto kPause = std::chrono::milliseconds(100);
   if (exists(target.job_dir())) return false;
-  if (::mkdir(target.job_dir().c_str(), 0777) == 0) {
-    fmt::print("{}: new job\n", target.job);
-    return true;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (::mkdir(target.job_dir().c_str(), 0777) != 0) {
+    const int error = errno;
+    if (error == EEXIST) return false;
+    if (error == EINVAL)
+      return invalid_argument(
+          "{} cannot be the name of a job: at most 255 bytes of UTF-8, and no '.' in front",
+          ptc::quoted(target.job));
+    if (error != EAGAIN || std::chrono::steady_clock::now() > deadline)
+      return errno_error(error, "making job " + target.job);
+    std::this_thread::sleep_for(kPause);
   }
-  if (errno != EEXIST) return errno_error(errno, "making job " + target.job);
-  return false;
+  fmt::print("{}: new job\n", target.job);
+  return true;
 }
 
 /// A fresh incoming/<name>.
@@ -228,10 +239,13 @@ Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) 
   if (!staging && staging.error().code() == Code::kAlreadyExists)
     return make_error(
         Code::kAlreadyExists,
-        "{} is already there: another import is under way, or an earlier attempt was ended "
-        "halfway. Replace it with --force; or, if you know that it is whole, commit it:\n  mv {} "
-        "{}/checkpoints/",
-        incoming, shell_word(incoming), shell_word(target.job_dir()));
+        "{} is already there: {}. Replace it with --force; or, if you know that it is whole, "
+        "commit it:\n  mv {} {}/checkpoints/",
+        incoming,
+        exists(incoming + ".error")
+            ? fmt::format("it was refused, and {}.error says why", incoming)
+            : "another import is under way, or an earlier attempt was ended halfway",
+        shell_word(incoming), shell_word(target.job_dir()));
   PTC_TRY(auto made, std::move(staging));
   auto still_free = check_not_committed(target);  // by whoever had the directory before
   if (still_free) return made;

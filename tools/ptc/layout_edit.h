@@ -42,7 +42,8 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
 /// name are passed over.
 void set_sizes_of_name(json::object& layout, std::string_view name);
 
-/// A layout.json for a name without a "+" suffix, its "rules" as an id; kInvalidArgument for anything else.
+/// A layout.json for a name without a "+" suffix, its "rules" as an id; kInvalidArgument for
+/// anything else.
 Result<json::object> layout_of_name(std::string_view name);
 
 /// Reads a layout from a file, or, if `text` is a layout's name, from that.

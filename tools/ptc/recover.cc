@@ -1,6 +1,7 @@
 // ptc recover: what the nodes of a cluster had agreed on, made anew of what their stores have seen.
 #include "reshard/node/recover.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "fs/mount/mount_point.h"
+#include "store/base/file.h"
 #include "store/base/size_text.h"
 #include "store/meta/etcd_meta.h"
 #include "tools/ptc/command.h"
@@ -33,6 +35,19 @@ std::string store_directory(const std::string& place) {
   const std::string behind =
       "/run/ptcfs/" + escape_path(std::filesystem::absolute(place, error).string());
   return std::filesystem::exists(behind + "/identity.json", error) ? behind : place;
+}
+
+/// No daemon has it, and none gets it meanwhile.
+Result<UniqueFd> lock_store(const SeenStore& store) {
+  auto fd = open_file(AT_FDCWD, store.directory + "/lock", O_RDWR);
+  if (fd.has_error() && fd.error().code() == Code::kNotFound) return UniqueFd();
+  PTC_TRY(UniqueFd lock, std::move(fd));
+  PTC_TRY(const bool locked, lock_file(lock.get(), std::chrono::seconds(5)));
+  if (!locked)
+    return make_error(Code::kBusy,
+                      "a ptcfs daemon has the store {} (node {}): stop all nodes first (umount)",
+                      store.directory, store.identity.node);
+  return lock;
 }
 
 void print_checkpoint(const RecoverReport::Checkpoint& one) {
@@ -153,6 +168,10 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
         "out something: nothing was changed. Choose one with --from NODE, after a look at it with "
         "--dry-run --from NODE",
         report.parted);
+  std::vector<UniqueFd> locks;
+  for (const SeenStore& store : stores) {
+    PTC_TRY(locks.emplace_back(), lock_store(store));
+  }
   if (!report.alive.empty())
     fmt::print(stderr,
                "nodes are there still, or were when etcd was saved: {}; waiting until their leases "
