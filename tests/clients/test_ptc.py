@@ -475,16 +475,16 @@ class Ptc(mount.TestCase):
         source = self.temporary("model")
         models.Llama().write_hf(source)
         os.chmod(source + "/model.safetensors", 0o600)
-        self.mount.ptc("import", "file", source)
-        self.assertEqual(open_to_all(self.mount.path + "/file/checkpoints/base/hf"), {"config.json"})
-        self.mount.ptc("import", "alone", source + "/model.safetensors")
-        self.assertNotIn("model.safetensors", open_to_all(self.mount.path + "/alone/checkpoints/base/layouts/tp1-pp1-dp1/rank"))
-        self.mount.ptc("export", "file", self.temporary("out"))
+        self.mount.ptc("import", "closed-file", source)
+        self.assertEqual(open_to_all(self.mount.path + "/closed-file/checkpoints/base/hf"), {"config.json"})
+        self.mount.ptc("import", "closed", source + "/model.safetensors")
+        self.assertNotIn("model.safetensors", open_to_all(self.mount.path + "/closed/checkpoints/base/layouts/tp1-pp1-dp1/rank"))
+        self.mount.ptc("export", "closed-file", self.temporary("out"))
         self.assertEqual(open_to_all(self.temporary("out")), {"config.json"})
         os.chmod(source + "/model.safetensors", 0o644)
         os.chmod(source, 0o700)
-        self.mount.ptc("import", "directory", source)
-        self.assertEqual(open_to_all(self.mount.path + "/directory/checkpoints/base/hf"), set())
+        self.mount.ptc("import", "closed-directory", source)
+        self.assertEqual(open_to_all(self.mount.path + "/closed-directory/checkpoints/base/hf"), set())
 
     def test_rules_are_mended(self):
         """After the commit, by rules.json and a layout that says so; other layouts stay as they were."""
