@@ -310,10 +310,38 @@ Result<> StoreMembership::register_store() {
   return ok();
 }
 
+/// With thousands of jobs most of it is in the copy already. That something has gone, the number of
+/// keys says. Whether the agreement store is still what it was all of it says: so that is read now
+/// and then.
+Result<std::vector<MetaEntry>> StoreMembership::list_jobs() {
+  constexpr std::string_view kJobs = "jobs/";
+  constexpr std::chrono::seconds kWhole{10};
+  const auto now = std::chrono::steady_clock::now();
+  if (listed_whole_ && now - *listed_whole_ < kWhole) {
+    PTC_TRY(auto changes, meta_.changes(kJobs, facts_.jobs_seen()));
+    if (changes) {
+      std::map<std::string_view, const MetaEntry*> by_key;
+      for (auto known = facts_.entries().lower_bound(kJobs);
+           known != facts_.entries().end() && known->first.starts_with(kJobs); ++known)
+        by_key.emplace(known->first, &known->second);
+      for (const MetaEntry& entry : changes->entries) by_key.insert_or_assign(entry.key, &entry);
+      if (by_key.size() == changes->keys) {
+        std::vector<MetaEntry> all;
+        all.reserve(by_key.size());
+        for (const auto& [key, entry] : by_key) all.push_back(*entry);
+        return all;
+      }
+    }
+  }
+  PTC_TRY(auto all, meta_.list(kJobs));
+  listed_whole_ = now;
+  return all;
+}
+
 Result<StoreMembership::Agreed> StoreMembership::look() {
   PTC_TRY(check_identity(meta_, cluster_));
   Agreed agreed;
-  PTC_TRY(agreed.jobs, meta_.list("jobs/"));
+  PTC_TRY(agreed.jobs, list_jobs());
   PTC_TRY(agreed.removed, read_tombstones(meta_));
   Result<> fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
   if (fits.has_error()) {

@@ -2,8 +2,10 @@
 // node starts, and looked at again with every change that is taken over.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +68,7 @@ class StoreMembership {
   Result<> check_name_is_free(const ClusterIdentity& cluster) const;
   Result<> join_with_jobs(const ClusterIdentity& cluster);
   Result<> register_store();
+  Result<std::vector<MetaEntry>> list_jobs();
   int64_t carried_out_of(const Agreed& agreed) const;
   Result<> remove_tombstones(const Tombstones& removed);
   void take_stores();
@@ -76,6 +79,7 @@ class StoreMembership {
   Cluster& cluster_;
   StoreIdentity identity_;
   AgreedFacts facts_;
+  std::optional<std::chrono::steady_clock::time_point> listed_whole_;  // all of jobs/
   int64_t stores_taken_at_ = -1;  // the revision of kMembership then
   bool facts_behind_ = false;     // and that is in the log
   RegisteredStore own_;           // as the registry of stores has it

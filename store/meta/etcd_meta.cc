@@ -43,6 +43,13 @@ class EtcdMeta : public MetaClient {
     return std::move(listing.entries);
   }
 
+  Result<std::optional<Changes>> changes(std::string_view prefix, int64_t revision) override {
+    auto asked = [&](IoExecutor) {
+      return changes_in_etcd(gateway_, prefix_ + std::string(prefix), prefix_, revision);
+    };
+    return run_here(asked);
+  }
+
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
     return committer_.commit(transaction);

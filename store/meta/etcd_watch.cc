@@ -11,6 +11,26 @@ constexpr std::chrono::milliseconds kPauseOfWatch{100};  // after a stream that 
 
 }  // namespace
 
+Task<std::optional<MetaClient::Changes>> changes_in_etcd(EtcdGateway& gateway, std::string prefix,
+                                                         std::string strip, int64_t revision) {
+  json::object request = range_of(prefix);
+  request["limit"] = kPageEntries;
+  request["min_mod_revision"] = std::to_string(revision + 1);
+  PTC_CO_TRY(json::object page, co_await gateway.ask("kv/range", request));
+  std::optional<MetaClient::Changes> changes;
+  if (true_field(page, "more")) co_return changes;
+  changes.emplace();
+  for (const json::value& key_value : array_field(page, "kvs")) {
+    if (!key_value.is_object()) continue;
+    PTC_CO_TRY(MetaEntry entry, entry_of(key_value.get_object(), strip));
+    changes->entries.push_back(std::move(entry));
+  }
+  // Of all that are in the range, whatever they were asked for by.
+  PTC_CO_TRY(const int64_t keys, number_field(page, "count"));
+  changes->keys = static_cast<size_t>(keys);
+  co_return changes;
+}
+
 Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::string strip) {
   EtcdListing listing;
   json::object request = range_of(prefix);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ struct EtcdListing {
   std::vector<MetaEntry> entries;
   int64_t revision = 0;
 };
+/// MetaClient::changes().
+Task<std::optional<MetaClient::Changes>> changes_in_etcd(EtcdGateway& gateway, std::string prefix,
+                                                         std::string strip, int64_t revision);
 Task<EtcdListing> list_etcd(EtcdGateway& gateway, std::string prefix, std::string strip);
 
 /// Publishes every change under a prefix to a hub, in order of revision, each once. A stream that

@@ -24,6 +24,15 @@ class MemoryMeta : public MetaClient {
     return found;
   }
 
+  Result<std::optional<Changes>> changes(std::string_view prefix, int64_t revision) override {
+    MutexLock lock(mutex_);
+    Changes found;
+    for (auto it = entries_.lower_bound(prefix);
+         it != entries_.end() && it->first.starts_with(prefix); ++it, ++found.keys)
+      if (it->second.revision > revision) found.entries.push_back(it->second);
+    return std::optional(std::move(found));
+  }
+
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     PTC_TRY(check_transaction(transaction));
     MutexLock lock(mutex_);

@@ -81,6 +81,17 @@ class MetaClient {
   virtual Result<std::optional<MetaEntry>> get(std::string_view key) = 0;
   /// Every key that begins with `prefix`, in byte order.
   virtual Result<std::vector<MetaEntry>> list(std::string_view prefix) = 0;
+  /// What of that was written after `revision`, and how many keys there are in all, for who knows
+  /// the rest: more than these say, and some have gone. nullopt: it is not to be had for less than
+  /// list(), or is much.
+  struct Changes {
+    std::vector<MetaEntry> entries;
+    size_t keys = 0;
+  };
+  virtual Result<std::optional<Changes>> changes(std::string_view /*prefix*/,
+                                                 int64_t /*revision*/) {
+    return std::optional<Changes>();
+  }
   /// The new revision; one that may not be new when there was nothing to change. Revisions only
   /// grow. A key may be written once. kConflict when a compare fails or the lease ended: nothing
   /// was written. kInDoubt: nobody knows yet, and nothing of what it would need, nor of what it

@@ -477,6 +477,7 @@ class Ptc(mount.TestCase):
         os.chmod(source + "/model.safetensors", 0o600)
         self.mount.ptc("import", "closed-file", source)
         self.assertEqual(open_to_all(self.mount.path + "/closed-file/checkpoints/base/hf"), {"config.json"})
+        self.assertEqual(os.stat(self.mount.path + "/closed-file/checkpoints/base/.sources.json").st_mode & 0o777, 0o400)
         self.mount.ptc("import", "closed", source + "/model.safetensors")
         self.assertNotIn("model.safetensors", open_to_all(self.mount.path + "/closed/checkpoints/base/layouts/tp1-pp1-dp1/rank"))
         self.mount.ptc("export", "closed-file", self.temporary("out"))

@@ -57,6 +57,32 @@ TEST_P(MetaConformance, GetsWhatWasPut) {
   EXPECT_EQ(meta_->get("a").value(), std::nullopt);
 }
 
+TEST_P(MetaConformance, SaysWhatHasChangedAndHowManyThereAre) {
+  put("b", "1");
+  put("a/1", "1");
+  put("a/2", "1");
+  const int64_t since = meta_->get("a/2").value()->revision;
+  put("a/2", "2");
+  put("a/3", "1");
+  put("b", "2");
+  erase("a/1");
+  const auto changes = meta_->changes("a/", since);
+  ASSERT_TRUE(changes.has_value()) << changes.error().message();
+  if (!changes.value()) return;  // it lists all
+  EXPECT_EQ(changes.value()->keys, 2u);
+  std::vector<std::string> found;
+  for (const MetaEntry& entry : changes.value()->entries) {
+    EXPECT_EQ(entry.revision, meta_->get(entry.key).value()->revision);
+    found.push_back(entry.key + "=" + entry.value);
+  }
+  EXPECT_EQ(found, (std::vector<std::string>{"a/2=2", "a/3=1"}));
+  const auto none = meta_->changes("a/", meta_->get("b").value()->revision + 1).value();
+  ASSERT_TRUE(none.has_value());
+  EXPECT_EQ(none->keys, 2u);
+  EXPECT_TRUE(none->entries.empty());
+  EXPECT_EQ(meta_->changes("c", 0).value()->keys, 0u);
+}
+
 TEST_P(MetaConformance, ListsAPrefixInByteOrder) {
   for (const char* key : {"b", "a/2", "a/1", "a", "a0", "a/\xff", "\xff", "\xff\xff", "a/10"})
     put(key, key);

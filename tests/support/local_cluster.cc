@@ -107,6 +107,10 @@ class LocalCluster::NodeMeta final : public MetaClient {
     all_.lists(self_, prefix);
     return meta_.list(prefix);
   }
+  Result<std::optional<Changes>> changes(std::string_view prefix, int64_t revision) override {
+    all_.lists(self_, std::string(prefix) + " since");
+    return meta_.changes(prefix, revision);
+  }
   Result<int64_t> commit(const MetaTransaction& transaction) override {
     if (std::optional<Error> refused = all_.refuses(self_, transaction)) return *std::move(refused);
     const bool commits =

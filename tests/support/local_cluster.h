@@ -99,7 +99,8 @@ class LocalCluster {
   Hook<std::optional<Error>(const std::string& node, const MetaTransaction& transaction)> refuses;
   /// Called before each call to another node: how long who asks will wait.
   Hook<void(std::string_view method, std::chrono::milliseconds time)> waits;
-  /// Called before a node lists what is agreed on below a prefix.
+  /// Called before a node lists what is agreed on below a prefix, or ("<prefix> since") what has
+  /// changed there.
   Hook<void(const std::string& node, std::string_view prefix)> lists;
   /// What is agreed on, past all nodes.
   MetaClient& meta() { return *meta_; }

@@ -8,14 +8,17 @@
 
 namespace ptc {
 
-/// Of files their headers are in it: who may read all of them may read it.
+/// Of files their headers are in it, of a checkpoint all names and shapes: who may read all of them
+/// may read it.
 FsResult<struct stat> SourcesFile::attributes() {
-  if (files_ == nullptr)
-    return checkpoint_->attributes(S_IFREG | 0444, checkpoint_->path_of(key()));
-  PTC_TRY(const FileSetRef files, as_fs(files_->get()));
   std::optional<ReadRights> rights;
-  for (const FileSet::Entry& entry : files->entries())
-    rights = rights ? rights->narrowed_to(entry.rights) : entry.rights;
+  if (files_ == nullptr) {
+    rights = checkpoint_->checkpoint->rights_of_all();
+  } else {
+    PTC_TRY(const FileSetRef files, as_fs(files_->get()));
+    for (const FileSet::Entry& entry : files->entries())
+      rights = rights ? rights->narrowed_to(entry.rights) : entry.rights;
+  }
   struct stat stat = checkpoint_->attributes(S_IFREG | 0444, checkpoint_->path_of(key()));
   if (rights) {
     stat.st_mode = S_IFREG | rights->mode;
