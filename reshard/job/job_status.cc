@@ -114,8 +114,9 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
         "fewer",
         known.saved.layout.replicas, in_service, in_service == 1 ? " is" : "s are", missing)));
   if (beside.distrusted)
-    warnings.push_back(json::value("nothing is decided, for the agreement store is not believed: " +
-                                   *beside.distrusted));
+    warnings.push_back(json::value(
+        "nothing is decided, for the agreement store is not believed: " + *beside.distrusted +
+        "; the log of this node says what to do, as does ptc(1) under recover"));
   for (const std::string& what : known.unnamed)
     warnings.push_back(json::value(what + " is kept, though no checkpoint of the job is in it"));
   for (const Activity::Progress& one : beside.fetches)

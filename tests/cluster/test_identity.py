@@ -338,6 +338,8 @@ class Etcd(TestCase):
         refused = self.recover(0, "--yes", check=False)
         self.assertEqual(refused.returncode, 1)
         self.assertIn("a ptcfs daemon has the store", refused.stderr)
+        refused = self.recover(0, "--dry-run", check=False, stores=[self.node(0).path])
+        self.assertIn("ptcfs is mounted at", refused.stderr)
         self.stop_all()
         self.recover(1, "--yes")
         self.start_all()

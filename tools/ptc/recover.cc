@@ -150,8 +150,15 @@ bool confirmed() {
 Result<int> run_recover(const Context&, const RecoverOptions& options) {
   std::vector<SeenStore> stores;
   for (const std::string& place : options.stores) {
-    PTC_TRY(auto store, look_at_store(store_directory(place)));
-    stores.push_back(std::move(store));
+    auto store = look_at_store(store_directory(place));
+    if (std::error_code error; store.has_error() && store.error().code() == Code::kNotFound &&
+                               std::filesystem::exists(place + "/.ptc/version", error))
+      return make_error(Code::kNotFound,
+                        "ptcfs is mounted at {}, and its store is elsewhere (ptcfs --store): name "
+                        "that, once all nodes are stopped (umount)",
+                        place);
+    PTC_TRY(auto seen, std::move(store));
+    stores.push_back(std::move(seen));
   }
   EtcdOptions etcd = options.etcd;
   if (etcd.cluster.empty()) etcd.cluster = stores.front().identity.cluster_name;
