@@ -49,15 +49,22 @@ void Quotas::set_limits(QuotaLimit user, QuotaLimit job) {
   each_job_ = job;
 }
 
-bool Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit, uid_t owner) {
+void Quotas::set_job_limit(const std::string& job, std::optional<QuotaLimit> limit, uid_t owner) {
   MutexLock lock(mutex_);
-  const Account account = account_locked(job);
-  account->limit = limit;
-  if (!each_user_.any() && !limit_of(*account).any()) {
-    account->owner.reset();
-    return false;
+  Job& of = *account_locked(job);
+  of.limit = limit;
+  if (!each_user_.any() && !limit_of(of).any()) {
+    of.owner.reset();
+    of.due = false;
+  } else if (std::exchange(of.owner, owner) != owner) {
+    of.due = true;
   }
-  return std::exchange(account->owner, owner) != owner;
+}
+
+bool Quotas::is_due(const std::string& job) const {
+  MutexLock lock(mutex_);
+  const auto found = jobs_.find(job);
+  return found != jobs_.end() && found->second->due;
 }
 
 bool Quotas::limits(const std::string& job) const {
@@ -131,8 +138,12 @@ void Quotas::clear_locked(Job& job) {
 void Quotas::recount(const std::string& job, const std::function<Counted()>& count) {
   const Account account = this->account(job);
   ExclusiveLock gate_lock(account->gate);
-  const Counted counted = count();
   Job& of = *account;
+  {
+    MutexLock lock(mutex_);
+    of.due = false;
+  }
+  const Counted counted = count();
   const AllSeen seen = look_at_all(of);
   MutexLock lock(mutex_);
   if (of.gone) return;

@@ -59,9 +59,10 @@ class Quotas {
 
   /// Of the mount: for each user but root, and each job that has none of its own.
   void set_limits(QuotaLimit user, QuotaLimit job);
-  /// nullopt: that of the mount. Whether the job is limited, and to be counted anew: it was not, or
-  /// its owner, whose its texts are, is another.
-  bool set_job_limit(const std::string& job, std::optional<QuotaLimit> limit, uid_t owner = 0);
+  /// nullopt: that of the mount. A job is due to be counted anew where it was not limited, or its
+  /// owner, whose its texts are, was another.
+  void set_job_limit(const std::string& job, std::optional<QuotaLimit> limit, uid_t owner = 0);
+  bool is_due(const std::string& job) const;
 
   /// Whether anything limits what is in the job.
   bool limits(const std::string& job) const;
@@ -137,6 +138,7 @@ class Quotas {
     SharedMutex gate;
     std::optional<QuotaLimit> limit;
     std::optional<uid_t> owner;  // when it was limited last
+    bool due = false;
     QuotaAmount all;
     ByUser by_user;
     std::unordered_map<const void*, FileRef> files;

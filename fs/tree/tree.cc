@@ -148,9 +148,9 @@ void count_space(int top, const std::string& job, Quotas::ByUser& by_user) {
 bool Tree::take_limit(const std::string& job, const JobAttributes& attributes) {
   const std::string quota = attributes.of("").quota.value_or("");
   const auto limit = QuotaLimit::parse(quota);
-  return quotas_.set_job_limit(
-      job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()),
-      attributes.of("").uid.value_or(0));
+  quotas_.set_job_limit(job, quota.empty() || !limit ? std::nullopt : std::optional(limit.value()),
+                        attributes.of("").uid.value_or(0));
+  return quotas_.limits(job);
 }
 
 void Tree::recount(Job& job) {
@@ -175,7 +175,8 @@ void Tree::attributes_changed(const std::string& job_name) {
   // Who has not looked at the job yet applies them when somebody does.
   if (JobViewRef view = known_view(job_name)) view->apply_attributes();
   const JobRef job = store_ == nullptr ? nullptr : store_->find(job_name);
-  if (job != nullptr && take_limit(job_name, *job->attributes())) recount(*job);
+  if (job != nullptr && take_limit(job_name, *job->attributes()) && quotas_.is_due(job_name))
+    recount(*job);
 }
 
 void Tree::data_set_changed(const std::string& job_name) {

@@ -65,7 +65,7 @@ class Tree : public JobListener {
   QueuePatience& patience() { return patience_; }
   /// Counts what the job has here anew, if that is limited.
   void recount(Job& job);
-  /// Whether it is, and must be counted anew.
+  /// Whether it is from now on.
   bool take_limit(const std::string& job, const JobAttributes& attributes);
 
   /// Directories below which data sets must lie; before the first job is looked at. None: anywhere.

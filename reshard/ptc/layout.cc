@@ -21,8 +21,8 @@ constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_", kRu
 constexpr size_t kIdDigits = 8;
 
 const std::vector<std::string> kKeys = {
-    "format",  "tp",     "pp",     "dp",        "ep",       "etp",      "cp",   "vpp",  "order",
-    "devices", "stages", "naming", "optimizer", "dp_shard", "replicas", "keep", "rules"};
+    "format",  "tp",     "pp",     "dp",        "ep",       "etp",   "cp",       "vpp", "order",
+    "devices", "stages", "naming", "optimizer", "dp_shard", "rules", "replicas", "keep"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";

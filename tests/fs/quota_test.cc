@@ -121,13 +121,20 @@ TEST_F(QuotasTest, WhatCannotBeCountedIsTooMuch) {
 /// Which takes as long as it has files.
 TEST_F(QuotasTest, AJobIsCountedAnewWhereALimitOrAnotherOwnerComesAlone) {
   Quotas quotas;
-  EXPECT_FALSE(quotas.set_job_limit("job", std::nullopt, kAnn));
-  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.bytes = 80}, kAnn));
-  EXPECT_FALSE(quotas.set_job_limit("job", QuotaLimit{.bytes = 80}, kAnn));
-  EXPECT_FALSE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kAnn));
-  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kBob));
-  EXPECT_FALSE(quotas.set_job_limit("job", std::nullopt, kBob));
-  EXPECT_TRUE(quotas.set_job_limit("job", QuotaLimit{.files = 10}, kBob));
+  const auto is_due = [&](std::optional<QuotaLimit> limit, uid_t owner) {
+    quotas.set_job_limit("job", limit, owner);
+    const bool due = quotas.is_due("job");
+    quotas.recount("job", [] { return Quotas::Counted(); });
+    EXPECT_FALSE(quotas.is_due("job"));
+    return due;
+  };
+  EXPECT_FALSE(is_due(std::nullopt, kAnn));
+  EXPECT_TRUE(is_due(QuotaLimit{.bytes = 80}, kAnn));
+  EXPECT_FALSE(is_due(QuotaLimit{.bytes = 80}, kAnn));
+  EXPECT_FALSE(is_due(QuotaLimit{.files = 10}, kAnn));
+  EXPECT_TRUE(is_due(QuotaLimit{.files = 10}, kBob));
+  EXPECT_FALSE(is_due(std::nullopt, kBob));
+  EXPECT_TRUE(is_due(QuotaLimit{.files = 10}, kBob));
 }
 
 TEST_F(QuotasTest, WhatTheKernelWritesByItselfIsLookedAt) {
