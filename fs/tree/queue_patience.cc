@@ -6,7 +6,7 @@
 namespace ptc {
 
 void QueuePatience::give_back(Clock::time_point now) {
-  in_vain_ -= std::min(in_vain_, (now - std::exchange(then_, now)) / kComesBack);
+  in_vain_ -= std::min(in_vain_, now - std::exchange(then_, now));
   if (in_vain_ == Clock::duration::zero()) users_.clear();
 }
 

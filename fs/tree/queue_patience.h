@@ -16,9 +16,9 @@ namespace ptc {
 /// The kernel lets one rename between directories be under way in a mount at a time, and one mkdir
 /// or rmdir in its root; so each waits for others 1.7 s at most, and is EAGAIN then. Those that
 /// queue up behind it would still wait for as many times that. So what one waits in vain is taken
-/// from what the next may wait, and comes back slowly; a quarter of a second is always left, half a
-/// second to the first few users who have not waited in vain since it was all there. How fast they
-/// follow each other, which is how fast the machine is, matters little. Threads: any.
+/// from what the next may wait, and comes back with time; a quarter of a second is always left,
+/// half a second to the first few users who have not waited in vain since it was all there. So a
+/// queue takes twice as long at most as it would where nobody waits, and 1.7 s. Threads: any.
 class QueuePatience {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,7 +26,6 @@ class QueuePatience {
   static constexpr milliseconds kMost{1700}, kLeast{500}, kLeastAgain{250};
   static constexpr milliseconds kAtOnce{100};  // what needs no more was no waiting
   static constexpr size_t kNewOnes = 3;
-  static constexpr int kComesBack = 4;  // in as many times what was waited
 
   explicit QueuePatience(std::function<Clock::time_point()> now = Clock::now)
       : now_(std::move(now)) {}

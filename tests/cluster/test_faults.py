@@ -142,7 +142,7 @@ class Faults(TestCase):
             self.assertEqual(self.while_etcd_is_silent(self.nodes.path(0), change, path), "EAGAIN")
             said = f"the same {change.__name__} again goes on with it"
             self.assertIn(said, mount.read_text(self.nodes.nodes[0].log))
-            time.sleep(1)
+            time.sleep(2)  # who has just waited in vain may wait less
             self.expect_job(there)
             cluster.until(lambda change=change: mount.error_of(change, path) == "", "the same again", 10)
             self.expect_job(not there)
