@@ -276,7 +276,6 @@ TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
   cluster.lists = nullptr;
   EXPECT_GT(listed["jobs/job0/"], 0);
   EXPECT_GT(listed["jobs/ since"], 0);
-  EXPECT_LE(listed["jobs/"], 2) << "now and then";
   for (unsigned i = 1; i < 5; ++i) EXPECT_EQ(listed.count(fmt::format("jobs/job{}/", i)), 0u) << i;
   // Of who comes and goes all hear.
   cluster.stop(1);
