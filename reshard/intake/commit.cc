@@ -422,6 +422,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   PTC_TRY(check_numbered_shards(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
   PTC_TRY(settle_megatron(said.has_value(), spec, found));
+  if (!said) spec.rules = request.in_force.rules;
   PTC_TRY(check_distributed_optimizer(spec, found));
   std::erase_if(found, [](const Found& file) { return file.index; });
   PTC_TRY(check_sets(found));

@@ -30,7 +30,8 @@ namespace ptc {
 
 namespace {
 
-constexpr size_t kMostRulesBytes = 256 << 10;  // several values of the metadata have them
+// With layout.json in one value of the metadata, and in one transaction with the layout's spec.
+constexpr size_t kMostRulesBytes = 128 << 10, kMostLayoutWithRules = 400 << 10;
 
 }  // namespace
 
@@ -292,6 +293,14 @@ Result<> Job::save_layout(const std::string& text) {
 Result<> Job::Impl::save_layout(const std::string& text) {
   MutexLock change(decisions.mutex());
   const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
+  std::optional<Agreed<RulesText>> rules;                 // of which the layout speaks
+  if (const auto said = Layout::parse(text); said && said.value().rules == kRulesFile) {
+    PTC_TRY(rules, JobRecord::read_rules(*services.meta, job->name()));
+    if (rules->text != before->rules_text)
+      return make_error(Code::kUnavailable,
+                        "rules.json of job {} has changed just now: save the layout again",
+                        job->name());
+  }
   Result<Layout> layout = read_layout(text, *before);
   if (text == before->saved.text &&
       (layout.has_error() || layout.value().spec.rules == before->saved.layout.spec.rules)) {
@@ -318,14 +327,7 @@ Result<> Job::Impl::save_layout(const std::string& text) {
     return refuse(
         invalid_argument("another layout of this job has the name {} already", spec_name));
   decision.rests_on(before->saved);
-  if (edit.layout.rules == kRulesFile) {
-    PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
-    if (rules.text != before->rules_text)
-      return make_error(Code::kUnavailable,
-                        "rules.json of job {} has changed just now: save the layout again",
-                        job->name());
-    decision.rests_on(rules);
-  }
+  if (rules) decision.rests_on(*rules);
   for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
@@ -378,17 +380,22 @@ Result<Layout> Job::Impl::read_layout(const std::string& text, const KnownJob& k
     PTC_TRY(auto own, RuleSet::parse(*known.rules_text));
     const LayoutRules rules(std::move(own));
     if (layout.rules == kRulesFile || layout.rules == rules.id()) {
-      if (rules.text().size() > kMostRulesBytes)
-        return refuse(
-            fmt::format("rules.json is {} bytes long, with what it extends: those of a "
-                        "layout are at most {}",
-                        rules.text().size(), kMostRulesBytes));
+      if (rules.text().size() > kMostRulesBytes ||
+          text.size() + rules.text().size() > kMostLayoutWithRules)
+        return refuse(fmt::format(
+            "rules.json is {} bytes long, with what it extends: those of a layout are at most {}, "
+            "and {} with layout.json",
+            rules.text().size(), kMostRulesBytes, kMostLayoutWithRules));
       const LayoutRules same_id = known.rules_of_id(rules.id());
       if (same_id && !(same_id == rules))
         return refuse("other rules of a layout of this job have the same id: change a description");
       layout.spec.rules = rules;
       return layout;
     }
+  }
+  if (layout.rules == kRulesFile && known.saved.layout.rules == kRulesFile) {
+    layout.spec.rules = known.saved.layout.spec.rules;  // it was removed since: they stay in force
+    return layout;
   }
   if (layout.rules == kRulesFile) return refuse("this job has no rules.json");
   return refuse(fmt::format("no layout of this job had rules {}", layout.rules));

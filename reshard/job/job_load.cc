@@ -111,8 +111,8 @@ std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const Kn
 
 bool Job::follows_keys_alone(const std::vector<std::string>& alive) const {
   const JobKnowledge::Snapshot known = impl_->knowledge.now();
-  return known->followed_alive == alive && known->damaged.empty() && known->damaged_ids.empty() &&
-         !impl_->taken.any();
+  return known->followed_whole && known->followed_alive == alive && known->damaged.empty() &&
+         known->damaged_ids.empty() && !impl_->taken.any();
 }
 
 Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
@@ -276,6 +276,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     if (newest_plan && plan_revision > now.last_plan_revision)
       now.set_last_plan(std::make_shared<const PlanTexts>(*std::move(newest_plan)), plan_revision);
     now.followed_alive = now_alive;
+    now.followed_whole = !lacking;
     now.followed_drained = now_drained;
     if (service_changed) now.failed.reset();  // another plan
     if (services.cluster->shares_bytes() &&

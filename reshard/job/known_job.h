@@ -58,6 +58,7 @@ struct KnownJob {
   /// The two as they were when all that follows from them had been read again: stored states are
   /// opened with the nodes that are there. They change together with look_anyway.
   std::vector<std::string> followed_alive, followed_drained;
+  bool followed_whole = false;  // nothing was lacking then
 
   // --- found here ---
   std::set<std::string, std::less<>> damaged_ids;  // ever; their files stay until they are removed

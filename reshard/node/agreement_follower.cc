@@ -246,7 +246,11 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   uint64_t drained_keys = 0;
   for (const MetaEntry& entry : drained_entries) drained_keys = with_entry(drained_keys, entry);
   const std::vector<std::string> alive = cluster_.alive();
-  for (const JobRef& job : gone) looked_.erase(job->id());
+  if (looked_.size() > known.size())
+    std::erase_if(looked_, [&](const auto& one) {
+      return std::none_of(known.begin(), known.end(),
+                          [&](const JobRef& job) { return job->id() == one.first; });
+    });
   for (const JobRef& job : known) {
     if (stops_) return make_error(Code::kCancelled, "this node stops");
     const auto own_keys = keys.find(job->name());

@@ -261,7 +261,7 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
         "Start it with --join to take them there, or give this node another store",
         options_.directory, fmt::join(found.own, ", "), options_.cluster_name, cluster.id,
         options_.where, fmt::join(found.others, ", "));
-  if (!found.own.empty()) {
+  if (!begun && !found.own.empty()) {  // else what is there of the node may be this one's own
     PTC_TRY(check_name_is_free(cluster));
   }
   // From here on it can only go on joining.
@@ -311,21 +311,28 @@ Result<> StoreMembership::register_store() {
 }
 
 /// With thousands of jobs most of it is in the copy already. That something has gone, the number of
-/// keys says. Whether the agreement store is still what it was all of it says: so that is read now
-/// and then.
+/// keys says; that the agreement store is what it was, the latest of those that are known, which
+/// must be there as it was. Else, and now and then, all is read.
 Result<std::vector<MetaEntry>> StoreMembership::list_jobs() {
   constexpr std::string_view kJobs = "jobs/";
   constexpr std::chrono::seconds kWhole{10};
   const auto now = std::chrono::steady_clock::now();
-  if (listed_whole_ && now - *listed_whole_ < kWhole) {
-    PTC_TRY(auto changes, meta_.changes(kJobs, facts_.jobs_seen()));
+  if (believed_whole_ && now - *believed_whole_ < kWhole) {
+    PTC_TRY(auto changes, meta_.changes(kJobs, facts_.jobs_seen() - 1));
     if (changes) {
+      bool same = false;
       std::map<std::string_view, const MetaEntry*> by_key;
       for (auto known = facts_.entries().lower_bound(kJobs);
            known != facts_.entries().end() && known->first.starts_with(kJobs); ++known)
         by_key.emplace(known->first, &known->second);
-      for (const MetaEntry& entry : changes->entries) by_key.insert_or_assign(entry.key, &entry);
-      if (by_key.size() == changes->keys) {
+      for (const MetaEntry& entry : changes->entries) {
+        const auto known = by_key.find(entry.key);
+        same = same ||
+               (entry.revision == facts_.jobs_seen() && known != by_key.end() &&
+                known->second->revision == entry.revision && known->second->value == entry.value);
+        by_key.insert_or_assign(entry.key, &entry);
+      }
+      if (same && by_key.size() == changes->keys) {
         std::vector<MetaEntry> all;
         all.reserve(by_key.size());
         for (const auto& [key, entry] : by_key) all.push_back(*entry);
@@ -333,6 +340,7 @@ Result<std::vector<MetaEntry>> StoreMembership::list_jobs() {
       }
     }
   }
+  believed_whole_.reset();
   PTC_TRY(auto all, meta_.list(kJobs));
   listed_whole_ = now;
   return all;
@@ -346,9 +354,11 @@ Result<StoreMembership::Agreed> StoreMembership::look() {
   Result<> fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
   if (fits.has_error()) {
     cluster_.distrust(fits.error().message());
+    believed_whole_.reset();
     return check_trusted(cluster_).error();
   }
   cluster_.trust();
+  believed_whole_ = listed_whole_;
   return agreed;
 }
 

@@ -79,7 +79,8 @@ class StoreMembership {
   Cluster& cluster_;
   StoreIdentity identity_;
   AgreedFacts facts_;
-  std::optional<std::chrono::steady_clock::time_point> listed_whole_;  // all of jobs/
+  /// When all of jobs/ was read last; and found to be what it can be, with all looks since.
+  std::optional<std::chrono::steady_clock::time_point> listed_whole_, believed_whole_;
   int64_t stores_taken_at_ = -1;  // the revision of kMembership then
   bool facts_behind_ = false;     // and that is in the log
   RegisteredStore own_;           // as the registry of stores has it

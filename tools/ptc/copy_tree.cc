@@ -38,7 +38,7 @@ class Lister {
   Result<> walk(const std::string& directory, const std::string& relative, mode_t within) {
     struct stat info {};
     if (::stat(directory.c_str(), &info) != 0) return errno_error(errno, directory);
-    const mode_t reach = within & readers_of((info.st_mode & 0011) << 2);
+    const mode_t reach = within & readers_of((info.st_mode & 0011) << 2, info.st_gid);
     auto identity = std::pair(info.st_dev, info.st_ino);
     if (!open_.insert(identity).second)
       return invalid_argument("{}: a symbolic link leads back to a directory above it", directory);
@@ -53,7 +53,7 @@ class Lister {
       } else if (S_ISREG(info.st_mode)) {
         auto bytes = static_cast<uint64_t>(info.st_size);
         list_.items.push_back({path, prefix_.empty() ? below : prefix_ + "/" + below, bytes,
-                               reach & readers_of(info.st_mode)});
+                               reach & readers_of(info.st_mode, info.st_gid)});
         list_.bytes += bytes;
       } else {
         list_.skipped.push_back(path);
@@ -176,8 +176,9 @@ Result<> make_directories(const CopyList& list, const std::string& target_dir) {
 
 }  // namespace
 
-mode_t readers_of(mode_t mode) {
-  return 0600 | ((mode & 0040) != 0 ? 0060 : 0) | ((mode & 0004) != 0 ? 0006 : 0);
+mode_t readers_of(mode_t mode, gid_t group) {
+  return 0600 | ((mode & 0040) != 0 && group == ::getegid() ? 0060 : 0) |
+         ((mode & 0004) != 0 ? 0006 : 0);
 }
 
 Result<CopyList> list_files(const std::string& directory, const std::string& prefix,

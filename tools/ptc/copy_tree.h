@@ -21,8 +21,9 @@ struct CopyItem {
   mode_t mode = 0666;  // less the umask
 };
 
-/// For its owner, and those whom `mode` lets read.
-mode_t readers_of(mode_t mode);
+/// For its owner, and those whom `mode` lets read; of the `group`, if it is this process's own,
+/// which the copy will have.
+mode_t readers_of(mode_t mode, gid_t group);
 
 struct CopyList {
   std::vector<CopyItem> items;       // regular files, by path

@@ -177,7 +177,7 @@ Result<CopyList> file_alone(const ImportOptions& options) {
   list.items.push_back(
       {options.directory,
        fmt::format("rank/{}/{}", options.rank.value_or(0), base_name(options.directory)), bytes,
-       readers_of(info.st_mode)});
+       readers_of(info.st_mode, info.st_gid)});
   list.bytes = bytes;
   return list;
 }

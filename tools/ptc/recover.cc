@@ -38,15 +38,14 @@ std::string store_directory(const std::string& place) {
 }
 
 /// No daemon has it, and none gets it meanwhile.
-Result<UniqueFd> lock_store(const SeenStore& store) {
-  auto fd = open_file(AT_FDCWD, store.directory + "/lock", O_RDWR);
+Result<UniqueFd> lock_store(const std::string& directory) {
+  auto fd = open_file(AT_FDCWD, directory + "/lock", O_RDWR);
   if (fd.has_error() && fd.error().code() == Code::kNotFound) return UniqueFd();
   PTC_TRY(UniqueFd lock, std::move(fd));
   PTC_TRY(const bool locked, lock_file(lock.get(), std::chrono::seconds(5)));
   if (!locked)
-    return make_error(Code::kBusy,
-                      "a ptcfs daemon has the store {} (node {}): stop all nodes first (umount)",
-                      store.directory, store.identity.node);
+    return make_error(Code::kBusy, "a ptcfs daemon has the store {}: stop all nodes first (umount)",
+                      directory);
   return lock;
 }
 
@@ -149,7 +148,11 @@ bool confirmed() {
 
 Result<int> run_recover(const Context&, const RecoverOptions& options) {
   std::vector<SeenStore> stores;
+  std::vector<UniqueFd> locks;  // before they are looked at: a node that stops writes last
   for (const std::string& place : options.stores) {
+    if (!options.dry_run) {
+      PTC_TRY(locks.emplace_back(), lock_store(store_directory(place)));
+    }
     auto store = look_at_store(store_directory(place));
     if (std::error_code error; store.has_error() && store.error().code() == Code::kNotFound &&
                                std::filesystem::exists(place + "/.ptc/version", error))
@@ -175,10 +178,6 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
         "out something: nothing was changed. Choose one with --from NODE, after a look at it with "
         "--dry-run --from NODE",
         report.parted);
-  std::vector<UniqueFd> locks;
-  for (const SeenStore& store : stores) {
-    PTC_TRY(locks.emplace_back(), lock_store(store));
-  }
   if (!report.alive.empty())
     fmt::print(stderr,
                "nodes are there still, or were when etcd was saved: {}; waiting until their leases "
