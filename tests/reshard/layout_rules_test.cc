@@ -150,6 +150,23 @@ TEST_F(LayoutRulesTest, WhatIsWrittenUnderThemIsCommittedByThem) {
   EXPECT_TRUE(has_all("tp2-pp1-dp1", "v_proj", "next")) << "they are those of its commit";
 }
 
+/// Also for what was written under other sizes, if its layout says so.
+TEST_F(LayoutRulesTest, StayInForceWithoutRulesJson) {
+  ASSERT_TRUE(job_->save_rules(whole("v_proj")).has_value());
+  save(kMended);
+  const std::string name = current();
+  ASSERT_TRUE(job_->remove_rules().has_value());
+  save(R"({"tp": 2, "pp": 1, "dp": 1, "rules": "rules.json", "keep": 5})");
+  EXPECT_EQ(current(), name);
+  write_ranks(sample_, LayoutSpec(), incoming("next"));
+  write_file(incoming("next") / "layout.json",
+             R"({"tp": 1, "pp": 1, "dp": 1, "rules": "rules.json"})");
+  commit("next");
+  EXPECT_EQ(current(), name);
+  EXPECT_TRUE(has_all("tp2-pp1-dp1", "v_proj", "next")) << "they are those of its commit";
+  expect_model(*job_->find_checkpoint("next"), sample_);
+}
+
 /// Its facts, too, are those that the mended rules ask for.
 TEST_F(LayoutRulesTest, MakeAModelThatNoRulesKnewOneThatCanBeCut) {
   Sample other = sample_;

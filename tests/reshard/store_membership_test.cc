@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <atomic>
+#include <functional>
 #include <thread>
 
 #include "reshard/cluster/tombstones.h"
@@ -107,6 +108,16 @@ class Membership : public ::testing::Test {
   void close() {
     store_.reset();
     cluster_.reset();
+  }
+  /// A store that belongs to the cluster, and has gone again.
+  void on_another_node(const std::string& node, const std::function<void(JobStore&)>& does) {
+    const TempDir elsewhere;
+    OneNode first(*meta_, node);
+    JobStoreOptions options;
+    options.directory = elsewhere.path();
+    options.node = node;
+    options.cluster = services(meta_.get(), first);
+    does(*JobStore::open(options, nullptr).value());
   }
   void begin_cluster() {
     const std::string identity = R"({"id": "0123456789abcdef", "history": 1})";
@@ -231,17 +242,10 @@ TEST_F(Membership, AStoreThatWasAloneJoinsWithItsJobs) {
 }
 
 TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
-  {
-    JobStoreOptions options;
-    TempDir elsewhere;
-    OneNode first(*meta_, "w1");
-    options.directory = elsewhere.path();
-    options.node = "w1";
-    options.cluster = services(meta_.get(), first);
-    auto other = JobStore::open(options, nullptr).value();
-    ASSERT_TRUE(other->create_job("gpt").has_value());
-    ASSERT_TRUE(other->create_job("bert").has_value());
-  }
+  on_another_node("w1", [](JobStore& other) {
+    ASSERT_TRUE(other.create_job("gpt").has_value());
+    ASSERT_TRUE(other.create_job("bert").has_value());
+  });
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
   EXPECT_THAT(refusal(meta_.get()),
@@ -258,16 +262,8 @@ TEST_F(Membership, IntoAClusterWithJobsOnlyWhenItIsTold) {
 }
 
 TEST_F(Membership, AJobThatBothHaveJoinsUnderAnotherName) {
-  {
-    JobStoreOptions options;
-    TempDir elsewhere;
-    OneNode first(*meta_, "w1");
-    options.directory = elsewhere.path();
-    options.node = "w1";
-    options.cluster = services(meta_.get(), first);
-    auto other = JobStore::open(options, nullptr).value();
-    ASSERT_TRUE(other->create_job("llama").has_value());
-  }
+  on_another_node("w1",
+                  [](JobStore& other) { ASSERT_TRUE(other.create_job("llama").has_value()); });
   const std::string theirs = meta_->get("jobs/llama").value()->value;
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
@@ -296,24 +292,40 @@ TEST_F(Membership, AJobThatBothHaveJoinsUnderAnotherName) {
 
 /// It would be taken for the one that the cluster knows, and its jobs could not leave any more.
 TEST_F(Membership, JobsDoNotComeUnderTheNameOfAnotherStoresNode) {
-  {
-    const TempDir theirs;
-    OneNode first(*meta_, "w0");
-    JobStoreOptions options;
-    options.directory = theirs.path();
-    options.node = "w0";
-    options.cluster = services(meta_.get(), first);
-    auto other = JobStore::open(options, nullptr).value();
-    const JobRef gpt = other->create_job("gpt").value();
+  on_another_node("w0", [&](JobStore& other) {
+    const JobRef gpt = other.create_job("gpt").value();
     write_ranks(sample_, LayoutSpec(), fs::path(gpt->files_dir()) / "incoming/base");
     ASSERT_TRUE(gpt->commit("base", "base").has_value());
-  }
+  });
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");
   EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has a node w0 already, with another store"));
   EXPECT_FALSE(meta_->get("jobs/llama").value().has_value());
   const Result<> joined = open(meta_.get(), true, "w1");
   ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  expect_job("llama");
+}
+
+/// By then checkpoints lie on the node, which are its own.
+TEST_F(Membership, JoiningThatWasCutOffGoesOnInThePlaceOfAnEmptyStore) {
+  struct Silent : StoreListings {
+    using StoreListings::StoreListings;
+    Result<int64_t> commit(const MetaTransaction& transaction) override {
+      for (const auto& [key, value] : transaction.puts)
+        if (key.starts_with("jobs/llama")) return make_error(Code::kUnavailable, "silent");
+      return StoreListings::commit(transaction);
+    }
+  };
+  on_another_node("w0", [](JobStore&) {});
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("gpt");
+  make_job("llama");
+  Silent silent(*meta_);
+  EXPECT_TRUE(open(&silent).has_error());
+  EXPECT_TRUE(meta_->get("jobs/gpt/checkpoints/base").value().has_value());
+  const Result<> joined = open(meta_.get());
+  ASSERT_TRUE(joined.has_value()) << joined.error().message();
+  expect_job("gpt");
   expect_job("llama");
 }
 
