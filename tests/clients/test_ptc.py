@@ -506,6 +506,8 @@ class Ptc(mount.TestCase):
                          {t.name: t for t in models.Llama().rank_tensors(2, 1, 1, 0)})
         checked = self.mount.ptc("rules", "check", job.name, "up_proj", "--layout", name)
         self.assertNotIn("axis", checked.stdout.split("up_proj", 1)[1])
+        refused = self.mount.ptc("rules", "check", self.temporary("model") + "/", "--layout", name, check=False)
+        self.assertIn("--rules FILE", refused.stderr)
         done = self.mount.ptc("layout", job.name, "set", "--rules", "none", "--wait")
         self.assertIn("tp2-pp1-dp1 in force", done.stdout)
         self.assertEqual(models.read_safetensors(job.rank_file("base", name, 1)), expected)

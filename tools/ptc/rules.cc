@@ -180,6 +180,9 @@ Result<json::object> report_of_directory(const RulesOptions& options) {
   PTC_TRY(auto wanted,
           layout_of_file_or_name(options.layout.empty() ? "tp2-pp1-dp1" : options.layout));
   PTC_TRY(auto layout, Layout::parse(json::serialize(wanted)));
+  if (!layout.rules.empty())
+    return invalid_argument(
+        "the layout is cut by rules of a job's ({}): say them with --rules FILE", layout.rules);
   return cut_report(model, layout.spec, options.names);
 }
 
