@@ -31,8 +31,8 @@ std::unique_ptr<Handle> make_text_handle(std::string text) {
 
 FsResult<struct stat> TextFile::attributes() {
   struct stat owner = owner_();
-  struct stat stat =
-      virtual_stat(S_IFREG | 0444, owner.st_uid, owner.st_gid, owner.st_mtim, inode_of(key()));
+  struct stat stat = virtual_stat(S_IFREG | (owner.st_mode & 0444), owner.st_uid, owner.st_gid,
+                                  owner.st_mtim, inode_of(key()));
   stat.st_size = static_cast<off_t>(text_().size());
   return stat;
 }

@@ -13,7 +13,7 @@ namespace ptc {
 class TextFile : public Node {
  public:
   using Text = std::function<std::string()>;
-  /// stat of something with the owner and times that the file shall have.
+  /// stat of something with the owner, the times and the readers that the file shall have.
   using Owner = std::function<struct stat()>;
 
   TextFile(std::string key, Text text, Owner owner)

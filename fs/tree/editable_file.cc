@@ -197,7 +197,8 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
         waits > kHurry ? until : std::min(until, one->begun + kJustBegun);
     if (!rename_ended_.wait_until(renames_mutex_, seen, has_ended)) return Errno{EAGAIN};
     if (rename_ == one) rename_.reset();
-    const bool asked_for = one->text == asked.text && one->was == asked.was && one->by == asked.by;
+    const bool asked_for = one->text == asked.text && one->was == asked.was &&
+                           one->by == asked.by && one->mode == asked.mode;
     // Of one that ended while nobody waited, this may be long ago.
     const bool still_so =
         one->ended >= begun || (*one->outcome ? same_now : begun - one->ended < kKept);
@@ -208,16 +209,32 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
 void EditableFile::carry_out(Rename& rename) {
   FsResult<> outcome = Errno{ENOMEM};
   try {
-    if (rename.text)
-      outcome =
-          save(*rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
-    else outcome = as_decided(source_.remove_if(rename.was));
+    outcome = rename.text ? save_moved(rename) : as_decided(source_.remove_if(rename.was));
   } catch (const std::exception&) {  // no memory
   }
   MutexLock lock(renames_mutex_);
   rename.outcome = outcome;
   rename.ended = std::chrono::steady_clock::now();
   rename_ended_.notify_all();
+}
+
+/// At no time is the new text read by whom it was closed to, nor the old one; refused, all is as
+/// before.
+FsResult<> EditableFile::save_moved(const Rename& rename) {
+  const mode_t before = mode();
+  PTC_TRY(set_mode(before & rename.mode));
+  const auto saved =
+      save(*rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
+  const auto set = set_mode(saved ? rename.mode : before);
+  return saved ? set : saved;
+}
+
+FsResult<> EditableFile::set_mode(mode_t mode) {
+  mode &= 07777;
+  if (!source_.change_attributes || mode == this->mode()) return ok();
+  FileAttributes change;
+  change.mode = mode;
+  return source_.change_attributes(change);
 }
 
 bool EditableFile::catch_up() {

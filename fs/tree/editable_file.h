@@ -64,17 +64,19 @@ class EditableFile {
   /// As a rename does, in a thread of its own: whoever asks `waits` for so long at most. EAGAIN: it
   /// goes on, and the same again goes on with it; it may come to its end without that. Until then
   /// that thread holds `owner`, which owns this object, and may be the last that does.
-  FsResult<> rename_over(const std::string& text, const User& by, Errands& errands,
+  /// The file has the moved one's `mode` then.
+  FsResult<> rename_over(const std::string& text, mode_t mode, const User& by, Errands& errands,
                          std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
-    return by_rename({.text = text, .was = {}, .by = by}, errands, std::move(owner), waits);
+    return by_rename({.text = text, .was = {}, .by = by, .mode = mode & 07777}, errands,
+                     std::move(owner), waits);
   }
   /// The same of what a rename to elsewhere does here, where the text that was taken along is
   /// `was`: as remove(), but another text stays: EAGAIN.
   FsResult<> rename_away(const std::string& was, const User& by, Errands& errands,
                          std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
-    return source_.remove_if
-               ? by_rename({.text = {}, .was = was, .by = by}, errands, std::move(owner), waits)
-               : remove();
+    return source_.remove_if ? by_rename({.text = {}, .was = was, .by = by, .mode = 0}, errands,
+                                         std::move(owner), waits)
+                             : remove();
   }
   FsResult<> remove();
   /// Whether the text is another than at the last call, and was not saved here: then it has changed
@@ -86,6 +88,12 @@ class EditableFile {
   /// `directory`, which outlives this object, would expect.
   void keep_attributes(const HostFile& directory, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
+  /// Who may read and write, where that is agreed on.
+  mode_t mode() const {
+    return source_.attributes ? source_.attributes().mode.value_or(0644) : 0644;
+  }
+  /// Where it is agreed on, and another.
+  FsResult<> set_mode(mode_t mode);
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
   /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The
@@ -110,13 +118,15 @@ class EditableFile {
     const std::optional<std::string> text;  // none: it is removed from here
     const std::string was;                  // what was, then
     const User by;
-    std::optional<FsResult<>> outcome;  // guarded by renames_mutex_, as the next
+    const mode_t mode;                       // of the file that is moved over this one
+    std::optional<FsResult<>> outcome = {};  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
     const std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
   };
   FsResult<> by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner,
                        std::chrono::milliseconds waits);
   void carry_out(Rename& rename);
+  FsResult<> save_moved(const Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};
   FsResult<> save(const std::string& text, const User& by,

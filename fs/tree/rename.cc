@@ -21,7 +21,8 @@ FsResult<> holding_locks(const Caller& caller, const RealNode& parent, const Rea
   return parent.job().tree().patience().spent(caller.uid, wait);
 }
 
-/// An editor's file replaces layout.json: its content is offered; accepted, it is gone.
+/// An editor's file replaces layout.json: its content is offered; accepted, it is gone, and who
+/// might read it may read layout.json.
 FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name,
                      const RealNode& target, EditableFile& file, const JobViewRef& view) {
   PTC_TRY(const HeldFd directory, parent.held());
@@ -43,7 +44,7 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
   const auto save = [&](std::chrono::milliseconds waits) {
-    return file.rename_over(text, caller.user(), view->tree().errands(), view, waits);
+    return file.rename_over(text, stat.st_mode, caller.user(), view->tree().errands(), view, waits);
   };
   const auto saved = holding_locks(caller, parent, target, save);
   if (!saved) return of_rename(saved.error());

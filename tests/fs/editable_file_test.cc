@@ -175,7 +175,7 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
                            .remove = []() -> Result<> { return ok(); }});
   const User ann{1000, 1000, {}};
   const auto rename = [&](const std::string& text) {
-    auto done = file->rename_over(text, ann, errands, file, kWaits);
+    auto done = file->rename_over(text, 0644, ann, errands, file, kWaits);
     return done ? 0 : done.error().value;
   };
   for (const char* text : {"new", "other", "new"}) {
@@ -239,6 +239,42 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
   EXPECT_TRUE(file->exists());
 }
 
+/// What the moved file may be read by is so when its text shows, and as before where it is refused.
+TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
+  FileAttributes agreed;
+  std::string accepted = "old";
+  std::vector<mode_t> seen;  // while the text was offered
+  auto file = std::make_shared<EditableFile>(
+      "source.json",
+      EditableFile::Source{.text = [&] { return std::optional(accepted); },
+                           .save = [&](const std::string& text, const User&) -> Result<> {
+                             seen.push_back(agreed.mode.value_or(0644));
+                             if (text == "bad") return invalid_argument("no");
+                             accepted = text;
+                             return ok();
+                           },
+                           .remove = []() -> Result<> { return ok(); },
+                           .attributes = [&] { return agreed; },
+                           .change_attributes = [&](const FileAttributes& change) -> FsResult<> {
+                             agreed.update(change);
+                             return ok();
+                           }});
+  Errands errands;
+  const auto move = [&](const std::string& text, mode_t mode) {
+    return file->rename_over(text, mode, {1000, 1000, {}}, errands, file, std::chrono::seconds(9))
+        .has_value();
+  };
+  EXPECT_FALSE(move("bad", S_IFREG | 0600));
+  EXPECT_EQ(file->mode(), 0644u);
+  EXPECT_TRUE(move("new", S_IFREG | 0600));
+  EXPECT_EQ(file->mode(), 0600u);
+  EXPECT_TRUE(move("for the group", S_IFREG | 0640));
+  EXPECT_EQ(file->mode(), 0640u);
+  EXPECT_TRUE(move("for others", S_IFREG | 0604));
+  EXPECT_EQ(file->mode(), 0604u);
+  EXPECT_EQ(seen, (std::vector<mode_t>{0600, 0600, 0600, 0600}));
+}
+
 TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
   std::promise<void> answer;
   std::shared_ptr<EditableFile> file;
@@ -253,7 +289,7 @@ TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
                                          .remove = []() -> Result<> { return ok(); }});
   const std::weak_ptr<EditableFile> seen = file;
   Errands errands;
-  const auto asked = file->rename_over("new", {1000, 1000, {}}, errands, file, kWaits);
+  const auto asked = file->rename_over("new", 0644, {1000, 1000, {}}, errands, file, kWaits);
   EXPECT_EQ(asked ? 0 : asked.error().value, EAGAIN);
   answer.set_value();
   errands.wait();

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+import subprocess
 import sys
 import time
 
@@ -293,6 +294,76 @@ class Sources(users.TestCase):
             with open(f"/proc/{self.mount.process.pid}/stat", encoding="utf-8") as file:
                 terminal = int(file.read().rsplit(")", 1)[1].split()[4])
             self.assertEqual(terminal, 0, shards)
+
+
+class Texts(users.TestCase):
+    """What users save, and what is made of it, is read by those whom they let."""
+    mount_options = ("-o", "allow_other")
+
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.scratch, 0o777)
+        self.job = self.new_job()
+        for name in ("", "dataset", "incoming"):
+            os.chown(os.path.join(self.job.path, name), *ANN)
+
+    def save(self, name, text, mask=0o077):
+        def save():
+            os.umask(mask)
+            write_text(self.job.file(name), text)
+        return run_as(ANN, save)
+
+    def move(self, name, text, mode, here=True):
+        draft = self.job.file("draft") if here else self.temporary("draft")
+
+        def move():
+            write_text(draft, text)
+            os.chmod(draft, mode)
+            moved = subprocess.run(["mv", "-f", draft, self.job.file(name)], check=False, stderr=subprocess.DEVNULL)
+            return "refused" if moved.returncode else ""
+        return run_as(ANN, move)
+
+    def readers(self, *names):
+        return [[run_as(user, read_text, self.job.file(name)) not in ("EACCES", "EPERM") for name in names]
+                for user in (ANN, BOB)]
+
+    def check_mode(self, name, mode):
+        self.assertEqual(oct(os.stat(self.job.file(name)).st_mode & 0o7777), oct(mode))
+
+    def test_a_new_file_has_the_mode_that_it_was_made_with(self):
+        source = write(self.temporary("part-0.txt"), "of ann\n")
+        names = ("dataset/source.json", "dataset/status.json", "dataset/plan.json")
+        self.assertEqual(self.save("dataset/source.json", json.dumps({"shards": source, "format": "files"})), "")
+        self.check_mode("dataset/source.json", 0o600)
+        self.assertEqual(self.readers(*names), [[True] * 3, [False] * 3])
+        self.assertEqual(run_as(ANN, os.chmod, self.job.file("dataset/source.json"), 0o644), "")
+        self.assertEqual(self.readers(*names), [[True] * 3, [True] * 3])
+
+    def test_what_is_refused_is_quoted_to_who_may_read_it(self):
+        names = ("rules.json", "status.json", "plan.json", "plan.svg")
+        self.assertEqual(self.save("rules.json", '{"rules": "secret"}'), "EINVAL")
+        self.assertIn("rules.json", run_as(ANN, read_text, self.job.file("status.json")))
+        self.assertEqual(self.readers("status.json"), [[True], [False]])
+        good = '{"format": "ptc-rules/1", "extends": "llama", "rules": []}'
+        self.assertEqual(self.save("rules.json", good), "")
+        self.check_mode("rules.json", 0o600)
+        self.assertEqual(self.readers(*names), [[True] * 4, [False] * 4])
+        self.assertEqual(run_as(ANN, os.unlink, self.job.file("rules.json")), "")
+        self.assertEqual(self.readers(*names[1:]), [[True] * 3, [True] * 3])
+        self.assertEqual(self.save("rules.json", good, 0o022), "")
+        self.assertEqual(self.readers(*names), [[True] * 4, [True] * 4])
+
+    def test_a_file_that_is_moved_over_one_keeps_its_mode(self):
+        layout = read_text(self.job.file("layout.json"))
+        for here in (True, False):
+            self.assertEqual(self.move("layout.json", layout, 0o600, here), "")
+            self.check_mode("layout.json", 0o600)
+            self.assertEqual(self.readers("layout.json", "status.json"), [[True] * 2, [False] * 2])
+            self.assertEqual(self.move("layout.json", layout, 0o644, here), "")
+            self.check_mode("layout.json", 0o644)
+            self.assertEqual(self.readers("layout.json", "status.json"), [[True] * 2, [True] * 2])
+        self.assertEqual(self.move("layout.json", '{"tp": "secret"}', 0o600), "refused")
+        self.check_mode("layout.json", 0o644)
 
 
 class DataRoots(Sources):

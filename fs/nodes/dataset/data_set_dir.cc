@@ -75,7 +75,9 @@ FsResult<NodeRef> DataSetDir::own_node(const std::string& name) {
   auto text = [view, plan] {
     return plan ? view->data_set().plan_json() : view->data_set().status_json();
   };
-  auto owner = [view] { return view->directory(); };
+  auto owner = [view] {
+    return view->owner_of_text({&view->source(), &view->order(), &view->consumed()});
+  };
   return table.intern(std::make_shared<TextFile>(key() + "/" + name, text, owner));
 }
 

@@ -107,7 +107,8 @@ FsResult<NodeRef> JobDir::own_node(const std::string& name) {
                                      : name == "plan.json" ? &Job::plan_json
                                                            : &Job::plan_svg;
   auto text = [view, made] { return (view->job().*made)(); };
-  auto owner = [view] { return view->directory(); };
+  // Made of these, and an error quotes what was wrong in them.
+  auto owner = [view] { return view->owner_of_text({&view->layout(), &view->rules()}); };
   return table.intern(std::make_shared<TextFile>(view->key() + "/" + name, text, owner));
 }
 
@@ -127,6 +128,7 @@ FsResult<> JobDir::unlink_own(const std::string& name) {
     const JobViewRef view = job().shared_from_this();
     PTC_TRY(view->tree().errands().ask(view->key() + "/" + name, "unlink", [view, file] {
       const FsResult<> removed = file->remove();
+      if (removed && !file->exists()) (void)file->set_mode(0644);  // nothing is left to be read
       view->catch_up();  // nobody may wait for it any more
       return removed;
     }));
