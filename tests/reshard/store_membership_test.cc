@@ -88,6 +88,26 @@ class TellsNothing final : public StoreListings {
   }
 };
 
+/// From some moment on it is what it was before, as when a backup took its place.
+class SetBack final : public StoreListings {
+ public:
+  explicit SetBack(MetaClient& meta) : StoreListings(meta), meta_(meta) {}
+  Result<std::vector<MetaEntry>> list(std::string_view prefix) override {
+    return before && prefix == "jobs/" ? *before : meta_.list(prefix);
+  }
+  Result<std::optional<Changes>> changes(std::string_view prefix, int64_t revision) override {
+    if (!before) return meta_.changes(prefix, revision);
+    Changes changes{.entries = {}, .keys = before->size()};
+    for (const MetaEntry& entry : *before)
+      if (entry.revision > revision) changes.entries.push_back(entry);
+    return std::optional(std::move(changes));
+  }
+  std::optional<std::vector<MetaEntry>> before;
+
+ private:
+  MetaClient& meta_;
+};
+
 class Membership : public ::testing::Test {
  protected:
   /// Null: alone.
@@ -542,6 +562,40 @@ TEST_F(Membership, WhatWasDecidedJustBeforeANodeStopsIsInItsCopy) {
   Result<> opened = open(other_.get());
   ASSERT_TRUE(opened.has_value()) << opened.error().message();
   expect_job("llama");
+}
+
+/// Nothing has changed since, and there are as many keys: so what is read is not completed by what
+/// the store itself has seen.
+TEST_F(Membership, WhatWasSetBackIsNotBelievedHoweverOftenItIsLookedAt) {
+  SetBack meta(*meta_);
+  OneNode node(meta, "w0");
+  MembershipOptions options;
+  options.directory = dir_.path();
+  options.node = "w0";
+  options.cluster_name = "ptcfs";
+  options.where = "etcd";
+  auto membership = StoreMembership::open(std::move(options), meta, node).value();
+  const auto put = [&](const std::string& key, const std::string& value) {
+    ASSERT_TRUE(meta_->commit({.puts = {{key, value}}}).has_value());
+  };
+  put("jobs/a", "1");
+  put("jobs/b", "1");
+  const std::vector<MetaEntry> before = meta_->list("jobs/").value();
+  for (const char* value : {"2", "3"}) {  // the first is read whole
+    put("jobs/b", value);
+    auto agreed = membership->look();
+    ASSERT_TRUE(agreed.has_value()) << agreed.error().message();
+    EXPECT_EQ(agreed.value().jobs.back().value, value);
+    membership->taken_over(agreed.value(), {}, true);
+  }
+  meta.before = before;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(membership->look().has_error());
+    EXPECT_THAT(node.distrusted().value_or(""), HasSubstr("jobs/b"));
+  }
+  meta.before.reset();
+  EXPECT_TRUE(membership->look().has_value());
+  EXPECT_FALSE(node.distrusted());
 }
 
 /// How often the others were started a store knows, too, and of all that are given the one that has
