@@ -28,8 +28,6 @@ bool is_filled(const std::string& directory) {
   return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
 }
 
-std::string own_meta_path(const std::string& directory) { return directory + "/meta.db"; }
-
 bool was_alone(const std::string& directory) {
   std::error_code error;
   return std::filesystem::exists(own_meta_path(directory), error);
@@ -57,7 +55,7 @@ Result<> open_alone(const std::string& directory, const std::string& node) {
     return make_error(
         Code::kUnavailable,
         "the store {} belongs to cluster {} ({}), as node {}: start it with --etcd, and "
-        "--cluster where that is another than ptcfs",
+        "--cluster where that is another than ptcfs, or take it out of there (ptc recover --alone)",
         directory, found->cluster_name, found->cluster, found->node);
   // Without its metadata nobody knows what is in it.
   if (!was_alone(directory) && (is_filled(directory + "/jobs") || is_filled(directory + "/images")))
@@ -108,7 +106,8 @@ Result<> StoreMembership::find_cluster() {
                     fmt::format("Look at --etcd and --cluster. {}", kRecover));
     if (cluster->id != identity_.cluster)
       return refuse(fmt::format("{} is another one ({})", there, cluster->id),
-                    "Give --etcd and --cluster of its own, or this node another store");
+                    "Give --etcd and --cluster of its own, or this node another store; ptc recover "
+                    "--alone takes this one, with its jobs, out of its cluster");
     if (identity_.node != options_.node)
       return refuse(
           fmt::format("as node {} and not {}", identity_.node, options_.node),
