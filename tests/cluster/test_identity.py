@@ -198,6 +198,12 @@ class Stores(TestCase):
         other.stop()
         return other, joins
 
+    def named(self, node, options):
+        """The same for a node of this name, with a certificate of its own if nodes have these."""
+        own = dict(zip(self.nodes.tls_options("w0"), self.nodes.tls_options(node)))
+        own["w0"] = node
+        return [own.get(option, option) for option in options]
+
     def test_jobs_do_not_come_under_the_name_of_another_node(self):
         """Refused before anything of them is the cluster's: under a name of its own the node joins."""
         self.write(0, "llama", 4)
@@ -214,7 +220,7 @@ class Stores(TestCase):
                          {path: text for path, text in before.items() if not path.startswith("meta.db")})
         self.nodes.start(0)
         self.assertEqual("gpt" in self.nodes.etcdctl("get", "--prefix", "--keys-only", "/ptcfs/"), "gpt" in jobs)
-        other.options = [*joins[:joins.index("--node")], "--node", "w7", *joins[joins.index("--node") + 2:], "--join"]
+        other.options = [*self.named("w7", joins), "--join"]
         other.start()
         self.addCleanup(other.stop)
         cluster.until(lambda: os.path.isdir(self.node(0).path + "/gpt"), "w0 shows what came with w7")
@@ -241,8 +247,7 @@ class Stores(TestCase):
         self.model = os.path.join(self.nodes.top, "model")
         models.Llama(5).write_hf(self.model)
         other, joins = self.alone("gpt")
-        at = joins.index("--node")
-        joins = [*joins[:at], "--node", "w7", *joins[at + 2:]]
+        joins = self.named("w7", joins)
         other.options = [*joins, "--cluster", "ptcsf"]
         other.start()
         mount.Job(other, "gpt").set_layout(tp=2)
