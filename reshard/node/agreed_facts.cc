@@ -16,6 +16,7 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 32;
+constexpr std::string_view kKeysOfJobs = "jobs/";
 constexpr uint64_t kSmallFile = 1 << 20;  // is not written anew
 constexpr JsonLimits kLine{.max_bytes = 8 << 20};
 
@@ -86,7 +87,9 @@ Result<AgreedFacts> AgreedFacts::open(const std::string& path, bool read_only) {
 
 void AgreedFacts::put(const MetaEntry& entry) {
   auto [known, is_new] = entries_.try_emplace(entry.key, entry);
-  if (!is_new) {
+  if (is_new) {
+    jobs_keys_ += entry.key.starts_with(kKeysOfJobs);
+  } else {
     live_bytes_ -= line_bytes(known->second);
     known->second = entry;
   }
@@ -98,15 +101,13 @@ void AgreedFacts::drop(const std::string& key) {
   auto known = entries_.find(key);
   if (known == entries_.end()) return;
   live_bytes_ -= line_bytes(known->second);
+  jobs_keys_ -= key.starts_with(kKeysOfJobs);
   entries_.erase(known);
   changes_ += json::serialize(json::object{{"key", key}}) + "\n";
 }
 
-Result<> AgreedFacts::check(const std::vector<MetaEntry>& jobs,
-                            const std::vector<MetaEntry>& removed, bool all_removals) const {
-  std::set<std::string_view> now_there;
+Result<> AgreedFacts::check_each(const std::vector<MetaEntry>& jobs) const {
   for (const MetaEntry& entry : jobs) {
-    now_there.insert(entry.key);
     const auto known = entries_.find(entry.key);
     if (known != entries_.end() && entry.revision < known->second.revision)
       return set_back(fmt::format("{} is at revision {}, but was at {}", entry.key, entry.revision,
@@ -116,8 +117,15 @@ Result<> AgreedFacts::check(const std::vector<MetaEntry>& jobs,
       return set_back(fmt::format("{} of revision {} was not there at revision {}", entry.key,
                                   entry.revision, jobs_revision_));
   }
+  return ok();
+}
+
+Result<> AgreedFacts::check(const std::vector<MetaEntry>& jobs,
+                            const std::vector<MetaEntry>& removed, bool all_removals) const {
+  PTC_TRY(check_each(jobs));
   if (!all_removals) return ok();
-  std::set<std::string_view> tombstones;
+  std::set<std::string_view> now_there, tombstones;
+  for (const MetaEntry& entry : jobs) now_there.insert(entry.key);
   for (const MetaEntry& entry : removed) tombstones.insert(entry.key);
   for (auto it = entries_.lower_bound("jobs/");
        it != entries_.end() && it->first.starts_with("jobs/"); ++it) {
@@ -131,6 +139,16 @@ Result<> AgreedFacts::check(const std::vector<MetaEntry>& jobs,
     return set_back(fmt::format("{} is gone, and nothing says that it was removed", it->first));
   }
   return ok();
+}
+
+void AgreedFacts::take_changes(const std::vector<MetaEntry>& puts,
+                               const std::vector<std::string>& gone) {
+  for (const MetaEntry& entry : puts) {
+    jobs_revision_ = std::max(jobs_revision_, entry.revision);
+    const auto known = entries_.find(entry.key);
+    if (known == entries_.end() || known->second.revision != entry.revision) put(entry);
+  }
+  for (const std::string& key : gone) drop(key);
 }
 
 void AgreedFacts::take(std::string_view prefix, const std::vector<MetaEntry>& entries) {
@@ -147,7 +165,7 @@ void AgreedFacts::take(std::string_view prefix, const std::vector<MetaEntry>& en
        it != entries_.end() && it->first.starts_with(prefix); ++it)
     if (!now_there.contains(it->first)) gone.push_back(it->first);
   for (const std::string& key : gone) drop(key);
-  if (prefix == "jobs/") jobs_revision_ = std::max(jobs_revision_, latest);
+  if (prefix == kKeysOfJobs) jobs_revision_ = std::max(jobs_revision_, latest);
 }
 
 void AgreedFacts::note(MetaEntry entry) {

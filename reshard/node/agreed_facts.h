@@ -42,6 +42,8 @@ class AgreedFacts {
   int64_t seen() const { return seen_; }
   /// The same of all that begins with "jobs/".
   int64_t jobs_seen() const { return jobs_revision_; }
+  /// How many keys begin with that.
+  size_t jobs_keys() const { return jobs_keys_; }
 
   /// kUnavailable, unless `jobs` (all that begins with "jobs/") can have come of what is known:
   /// nothing of it is older, nothing that is as old was not there, and what is gone of jobs and
@@ -50,6 +52,11 @@ class AgreedFacts {
   Result<> check(const std::vector<MetaEntry>& jobs, const std::vector<MetaEntry>& removed,
                  bool all_removals) const;
 
+  /// What of the above concerns keys that are there: some of those that begin with "jobs/".
+  Result<> check_each(const std::vector<MetaEntry>& jobs) const;
+
+  /// What has changed of those that begin with "jobs/": these were put, these have gone.
+  void take_changes(const std::vector<MetaEntry>& puts, const std::vector<std::string>& gone);
   /// All that begins with `prefix`, as of now.
   void take(std::string_view prefix, const std::vector<MetaEntry>& entries);
   /// A key that was put.
@@ -68,8 +75,9 @@ class AgreedFacts {
 
   std::string path_;
   std::map<std::string, MetaEntry, std::less<>> entries_;
-  int64_t seen_ = 0, jobs_revision_ = 0;  // the latest under "jobs/" of a whole listing
-  std::string changes_;                   // lines to be written
+  int64_t seen_ = 0, jobs_revision_ = 0;  // the latest under "jobs/", when all of it was known
+  size_t jobs_keys_ = 0;
+  std::string changes_;  // lines to be written
   uint64_t file_bytes_ = 0, live_bytes_ = 0;
 };
 

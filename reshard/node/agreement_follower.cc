@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -19,25 +20,43 @@ constexpr std::chrono::seconds kCatchUp{2},
     kNoCatchUp{20};  // how long one waits; nobody after one waited in vain
 
 /// Equal but for 2⁻⁶⁴ where the same keys have the same revisions.
-uint64_t with_entry(uint64_t hash, const MetaEntry& entry) {
+uint64_t with_key(uint64_t hash, std::string_view key, int64_t revision) {
   constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-  hash = (hash ^ std::hash<std::string>{}(entry.key)) * kOdd;
+  hash = (hash ^ std::hash<std::string_view>{}(key)) * kOdd;
   hash ^= hash >> 32;
-  hash = (hash ^ static_cast<uint64_t>(entry.revision)) * kOdd;
+  hash = (hash ^ static_cast<uint64_t>(revision)) * kOdd;
   return hash ^ (hash >> 29);
 }
 
+/// The name in jobs/<name>… .
+std::string_view job_of(std::string_view key) {
+  const std::string_view rest = key.substr(std::string_view("jobs/").size());
+  return rest.substr(0, rest.find('/'));
+}
+
+bool is_of_data_set(std::string_view key) {
+  return key.substr(std::string_view("jobs/").size() + job_of(key).size()).starts_with("/dataset/");
+}
+
+/// Of which something has changed, where that is known.
+std::set<std::string, std::less<>> jobs_of(const StoreMembership::Agreed& agreed) {
+  std::set<std::string, std::less<>> jobs;
+  for (const MetaEntry& entry : agreed.jobs) jobs.emplace(job_of(entry.key));
+  for (const std::string& key : agreed.gone) jobs.emplace(job_of(key));
+  return jobs;
+}
+
+using KeysByJob = std::unordered_map<std::string_view, uint64_t>;
+
 /// By name of a job: of all that is agreed on of it, but of its data set, which has followers of
 /// its own.
-std::unordered_map<std::string_view, uint64_t> keys_by_job(const std::vector<MetaEntry>& entries) {
-  constexpr size_t kPrefix = std::string_view("jobs/").size();
-  std::unordered_map<std::string_view, uint64_t> keys;
+KeysByJob keys_by_job(const std::vector<MetaEntry>& entries) {
+  KeysByJob keys;
   for (const MetaEntry& entry : entries) {
-    const std::string_view rest = std::string_view(entry.key).substr(kPrefix);
-    const std::string_view name = rest.substr(0, rest.find('/'));
-    if (rest.substr(name.size()).starts_with("/dataset/")) continue;
+    const std::string_view name = job_of(entry.key);
+    if (is_of_data_set(entry.key)) continue;
     uint64_t& hash = keys[name];
-    hash = with_entry(hash, entry);
+    hash = with_key(hash, entry.key, entry.revision);
   }
   return keys;
 }
@@ -55,6 +74,7 @@ std::map<std::string, std::string> jobs_in(const std::vector<MetaEntry>& entries
 Result<> AgreementFollower::start() {
   auto look = [this](const MetaEvent&) { want_sync(); };
   auto look_at_jobs = [this, look](const MetaEvent& event) {
+    if (!event.is_gap() && !event.value) note_gone(event);
     if (note_looked_over(event)) return;
     if (event.key.find("/dataset/") == std::string::npos) look(event);
     else if (event.value)
@@ -80,7 +100,7 @@ void AgreementFollower::stop() {
 void AgreementFollower::note_last() {
   if (check_member(cluster_).has_error()) return;
   MutexLock change(jobs_.changes);
-  const auto agreed = membership_->look();
+  const auto agreed = look();
   if (agreed.has_error()) return;
   const auto drained = meta_.list(drained_key(""));
   if (drained.has_value())
@@ -91,6 +111,11 @@ void AgreementFollower::note_put(MetaEntry entry) {
   MutexLock lock(mutex_);
   put_meanwhile_.push_back(std::move(entry));
   wanted_.notify_all();
+}
+
+void AgreementFollower::note_gone(const MetaEvent& event) {
+  MutexLock lock(mutex_);
+  gone_meanwhile_.emplace_back(event.key, event.revision);
 }
 
 void AgreementFollower::want_sync() {
@@ -200,7 +225,7 @@ Result<TakenOver> AgreementFollower::take_over() {
 
 Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   MutexLock change(jobs_.changes);
-  PTC_TRY(auto agreed, membership_->look());
+  PTC_TRY(auto agreed, look());
   PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
   std::map<std::string, std::string> names = jobs_in(agreed.jobs);
   std::vector<JobRef> known, gone;
@@ -212,9 +237,10 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   }
   for (const JobRef& job : jobs_.list()) {
     const auto now = names.find(job->name());
-    const bool same = now != names.end() && now->second == job->id();
+    const bool is_named = now != names.end() && now->second == job->id();
+    const bool same = is_named || !agreed.whole;  // then its key has not changed, or not its id
     (same ? known : gone).push_back(job);
-    if (same) names.erase(now);
+    if (is_named) names.erase(now);
   }
   for (const JobRef& job : gone)
     if (!agreed.removed.jobs.contains(job->id()))
@@ -242,9 +268,12 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   std::optional<Error> lacking;
   // A job of which nothing has changed is as it was: with thousands of them, each change of one
   // would else be thousands of questions.
-  const auto keys = keys_by_job(agreed.jobs);
+  const auto keys = agreed.whole ? keys_by_job(agreed.jobs) : KeysByJob();
+  const std::set<std::string, std::less<>> changed =
+      agreed.whole ? std::set<std::string, std::less<>>() : jobs_of(agreed);
   uint64_t drained_keys = 0;
-  for (const MetaEntry& entry : drained_entries) drained_keys = with_entry(drained_keys, entry);
+  for (const MetaEntry& entry : drained_entries)
+    drained_keys = with_key(drained_keys, entry.key, entry.revision);
   const std::vector<std::string> alive = cluster_.alive();
   if (looked_.size() > known.size())
     std::erase_if(looked_, [&](const auto& one) {
@@ -253,9 +282,17 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
     });
   for (const JobRef& job : known) {
     if (stops_) return make_error(Code::kCancelled, "this node stops");
-    const auto own_keys = keys.find(job->name());
-    const Looked now{own_keys == keys.end() ? 0 : own_keys->second, drained_keys};
-    if (const auto before = looked_.find(job->id()); before != looked_.end()) {
+    const auto before = looked_.find(job->id());
+    Looked now{0, drained_keys};
+    if (agreed.whole) {
+      if (const auto own = keys.find(job->name()); own != keys.end()) now.keys = own->second;
+    } else if (before != looked_.end() && !changed.contains(job->name())) {
+      now.keys = before->second.keys;
+    } else {
+      for (const auto& [key, revision] : membership_->keys_of(job->name(), agreed))
+        now.keys = with_key(now.keys, key, revision);
+    }
+    if (before != looked_.end()) {
       if (before->second == now && job->follows_keys_alone(alive)) continue;
       looked_.erase(before);
     }
@@ -296,6 +333,22 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
   if (first.has_value()) first = std::move(taken_over).error().with_context("job " + name);
   PTC_TRY(meta_.get(kIdentityKey));
   return ok();
+}
+
+/// What changed, or all; that where a job has the name of another that it was.
+Result<StoreMembership::Agreed> AgreementFollower::look() {
+  std::vector<std::pair<std::string, int64_t>> gone;
+  {
+    MutexLock lock(mutex_);
+    gone.swap(gone_meanwhile_);
+  }
+  for (auto& [key, revision] : gone) membership_->note_gone(std::move(key), revision);
+  PTC_TRY(auto agreed, membership_->look());
+  if (agreed.whole) return agreed;
+  for (const auto& [name, id] : jobs_in(agreed.jobs))
+    if (const JobRef job = jobs_.find(name); job != nullptr && job->id() != id)
+      return membership_->look(/*whole=*/true);
+  return agreed;
 }
 
 /// Of jobs that were removed before they were loaded here. `names`: of those that are to be.

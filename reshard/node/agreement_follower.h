@@ -4,7 +4,7 @@
 // A watch only says that there is something. Then all of it is taken over, in this order:
 //
 // 1. What is agreed is looked at: unless it can have come of what this store has seen, nothing is
-//    taken over (StoreMembership::look).
+//    taken over (StoreMembership::look). Only what changed is read where that is enough.
 // 2. Jobs that tombstones name go, with their directories. One that nothing names any more, and no
 //    tombstone, stops it all.
 // 3. Each job takes over what was decided about it (Job::follow), and those that are new here are
@@ -101,6 +101,7 @@ class AgreementFollower final : public Follower {
 
  private:
   void note_put(MetaEntry entry);
+  void note_gone(const MetaEvent& event);
   bool note_looked_over(const MetaEvent& event);  // false: it says something else
   void follow(std::stop_token stop);
   Result<> note_failure(const std::string& name, Result<> taken_over, Result<>& first);
@@ -115,6 +116,7 @@ class AgreementFollower final : public Follower {
     bool any() const;
   };
   Result<TakenOver> take_over_with(Fetches& fetches);
+  Result<StoreMembership::Agreed> look() PTC_REQUIRES(jobs_.changes);
   /// What a job's state followed from when it was looked at last, in short: its keys and the nodes
   /// not in service, with their revisions.
   struct Looked {
@@ -145,6 +147,7 @@ class AgreementFollower final : public Follower {
   Mutex mutex_;
   StoppableConditionVariable wanted_, synced_;
   bool stale_ PTC_GUARDED_BY(mutex_) = false;
+  std::vector<std::pair<std::string, int64_t>> gone_meanwhile_ PTC_GUARDED_BY(mutex_);
   uint64_t syncs_wanted_ PTC_GUARDED_BY(mutex_) = 0, syncs_done_ PTC_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> synced_alive_
       PTC_GUARDED_BY(mutex_);  // nodes, when the last sync began that was done

@@ -37,6 +37,8 @@ constexpr std::string_view kRecover =
     "If it is the right one, its data were lost or are of a backup: make what was "
     "agreed anew from the stores, with all nodes stopped (ptc recover; see ptc(1))";
 
+constexpr std::string_view kJobKeys = "jobs/";
+
 /// Whether a checkpoint has bytes on the node.
 bool lies_on(const MetaEntry& entry, const std::string& node) {
   const auto value = parse_json(entry.value);
@@ -309,56 +311,111 @@ Result<> StoreMembership::register_store() {
   return ok();
 }
 
-/// With thousands of jobs most of it is in the copy already. That something has gone, the number of
-/// keys says; that the agreement store is what it was, the latest of those that are known, which
-/// must be there as it was. Else, and now and then, all is read.
-Result<std::vector<MetaEntry>> StoreMembership::list_jobs() {
-  constexpr std::string_view kJobs = "jobs/";
+/// That something has gone of which nobody said so, the number of keys tells; that the agreement
+/// store is what it was, the latest of those that are known, which must be there as it was. Else,
+/// and now and then, all is read; so it is when a job or a checkpoint was removed.
+Result<std::optional<StoreMembership::Agreed>> StoreMembership::look_at_changes() {
   constexpr std::chrono::seconds kWhole{10};
-  const auto now = std::chrono::steady_clock::now();
-  if (believed_whole_ && now - *believed_whole_ < kWhole) {
-    PTC_TRY(auto changes, meta_.changes(kJobs, facts_.jobs_seen() - 1));
-    if (changes) {
-      bool same = false;
-      std::map<std::string_view, const MetaEntry*> by_key;
-      for (auto known = facts_.entries().lower_bound(kJobs);
-           known != facts_.entries().end() && known->first.starts_with(kJobs); ++known)
-        by_key.emplace(known->first, &known->second);
-      for (const MetaEntry& entry : changes->entries) {
-        const auto known = by_key.find(entry.key);
-        same = same ||
-               (entry.revision == facts_.jobs_seen() && known != by_key.end() &&
-                known->second->revision == entry.revision && known->second->value == entry.value);
-        by_key.insert_or_assign(entry.key, &entry);
-      }
-      if (same && by_key.size() == changes->keys) {
-        std::vector<MetaEntry> all;
-        all.reserve(by_key.size());
-        for (const auto& [key, entry] : by_key) all.push_back(*entry);
-        return all;
-      }
-    }
+  const std::optional<Agreed> all_is_needed;
+  if (!all_removals_ || !believed_whole_ ||
+      std::chrono::steady_clock::now() - *believed_whole_ >= kWhole)
+    return all_is_needed;
+  if (!latest_known_) {
+    latest_known_ = 0;
+    for (auto known = facts_.entries().lower_bound(kJobKeys);
+         known != facts_.entries().end() && known->first.starts_with(kJobKeys); ++known)
+      if (known->second.revision <= facts_.jobs_seen())
+        latest_known_ = std::max(*latest_known_, known->second.revision);
   }
-  believed_whole_.reset();
-  PTC_TRY(auto all, meta_.list(kJobs));
-  listed_whole_ = now;
-  return all;
+  if (*latest_known_ == 0) return all_is_needed;
+  PTC_TRY(auto changes, meta_.changes(kJobKeys, *latest_known_ - 1));
+  if (!changes) return all_is_needed;
+  Agreed agreed;
+  agreed.whole = false;
+  bool same = false;
+  size_t keys = facts_.jobs_keys();
+  for (MetaEntry& entry : changes->entries) {
+    const auto known = facts_.entries().find(entry.key);
+    const bool is_known = known != facts_.entries().end();
+    const bool is_as_it_was = is_known && known->second.revision == entry.revision;
+    if (is_as_it_was && known->second.value != entry.value) return all_is_needed;
+    same = same || (is_as_it_was && entry.revision == *latest_known_);
+    if (!is_known) ++keys;
+    gone_.erase(entry.key);
+    if (!is_as_it_was) agreed.jobs.push_back(std::move(entry));
+  }
+  for (const auto& [key, revision] : gone_) {
+    const auto known = facts_.entries().find(key);
+    if (known == facts_.entries().end() || known->second.revision >= revision) continue;
+    if (!key_of_removal(known->second).empty()) return all_is_needed;
+    agreed.gone.push_back(key);
+    --keys;
+  }
+  if (!same || keys != changes->keys) return all_is_needed;
+  PTC_TRY(agreed.removed, read_tombstones(meta_));
+  if (agreed.removed.revision > own_.done) return all_is_needed;
+  std::sort(agreed.jobs.begin(), agreed.jobs.end(),
+            [](const MetaEntry& a, const MetaEntry& b) { return a.key < b.key; });
+  return std::optional(std::move(agreed));
 }
 
-Result<StoreMembership::Agreed> StoreMembership::look() {
+Result<StoreMembership::Agreed> StoreMembership::look(bool whole) {
   PTC_TRY(check_identity(meta_, cluster_));
+  Result<> fits = ok();
   Agreed agreed;
-  PTC_TRY(agreed.jobs, list_jobs());
-  PTC_TRY(agreed.removed, read_tombstones(meta_));
-  Result<> fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
+  std::optional<Agreed> changed;
+  if (!whole) {
+    PTC_TRY(changed, look_at_changes());
+  }
+  if (changed) {
+    agreed = *std::move(changed);
+    fits = facts_.check_each(agreed.jobs);
+  } else {
+    believed_whole_.reset();
+    const auto now = std::chrono::steady_clock::now();
+    PTC_TRY(agreed.jobs, meta_.list(kJobKeys));
+    PTC_TRY(agreed.removed, read_tombstones(meta_));
+    fits = facts_.check(agreed.jobs, agreed.removed.entries, all_removals_);
+    if (fits.has_value()) believed_whole_ = now;
+  }
   if (fits.has_error()) {
     cluster_.distrust(fits.error().message());
     believed_whole_.reset();
     return check_trusted(cluster_).error();
   }
   cluster_.trust();
-  believed_whole_ = listed_whole_;
   return agreed;
+}
+
+std::map<std::string_view, int64_t> StoreMembership::keys_of(const std::string& job,
+                                                             const Agreed& agreed) const {
+  const std::string key = std::string(kJobKeys) + job, prefix = key + "/",
+                    data_set = prefix + "dataset/";
+  std::map<std::string_view, int64_t> keys;
+  const auto add = [&](const MetaEntry& entry) {
+    if (!entry.key.starts_with(data_set)) keys.insert_or_assign(entry.key, entry.revision);
+  };
+  const auto is_of_it = [&](const std::string& one) {
+    return one == key || one.starts_with(prefix);
+  };
+  if (!agreed.whole) {
+    if (const auto itself = facts_.entries().find(key); itself != facts_.entries().end())
+      add(itself->second);
+    for (auto known = facts_.entries().lower_bound(prefix);
+         known != facts_.entries().end() && known->first.starts_with(prefix); ++known)
+      add(known->second);
+    for (const std::string& gone : agreed.gone) keys.erase(gone);
+  }
+  for (const MetaEntry& entry : agreed.jobs)
+    if (is_of_it(entry.key)) add(entry);
+  return keys;
+}
+
+void StoreMembership::note_gone(std::string key, int64_t revision) {
+  constexpr size_t kMost = 10000;
+  if (gone_.size() >= kMost) gone_.clear();
+  int64_t& latest = gone_[std::move(key)];
+  latest = std::max(latest, revision);
 }
 
 /// Until which tombstone the copy names nothing any more that was removed. What went between the
@@ -378,7 +435,16 @@ int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
 
 void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained,
                                  bool removed) {
-  facts_.take("jobs/", agreed.jobs);
+  if (agreed.whole) facts_.take(kJobKeys, agreed.jobs);
+  else facts_.take_changes(agreed.jobs, agreed.gone);
+  if (agreed.whole || !agreed.gone.empty()) latest_known_.reset();
+  if (latest_known_)
+    for (const MetaEntry& entry : agreed.jobs)
+      latest_known_ = std::max(*latest_known_, entry.revision);
+  std::erase_if(gone_, [&](const auto& one) {
+    const auto known = facts_.entries().find(one.first);
+    return known == facts_.entries().end() || known->second.revision >= one.second;
+  });
   facts_.take(kTombstones, agreed.removed.entries);
   facts_.take("drained/", drained);
   take_stores();

@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reshard/cluster/cluster.h"
@@ -48,10 +50,18 @@ class StoreMembership {
   /// What is agreed, if it can have come of what this store has seen; else the cluster is
   /// distrusted.
   struct Agreed {
-    std::vector<MetaEntry> jobs;
-    Tombstones removed;  // read after the jobs
+    bool whole = true;            // else `jobs` are those keys that changed since the copy was made
+    std::vector<MetaEntry> jobs;  // all that begins with jobs/, by key
+    std::vector<std::string> gone;  // keys, where it is not whole: none of a job or a checkpoint
+    Tombstones removed;             // read after the jobs
   };
-  Result<Agreed> look();
+  /// With thousands of jobs most is in the copy already: so what changed is read alone where that
+  /// is all, unless `whole` is asked for.
+  Result<Agreed> look(bool whole = false);
+  /// The keys of a job as they are agreed now, but for its data set's, and their revisions.
+  std::map<std::string_view, int64_t> keys_of(const std::string& job, const Agreed& agreed) const;
+  /// A key was deleted, at this revision. Who never hears of it looks at all of them.
+  void note_gone(std::string key, int64_t revision);
   /// That has been taken over here: the copy follows, and, if all that was removed is gone, the
   /// others learn which tombstones were carried out.
   void taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained, bool removed);
@@ -68,7 +78,7 @@ class StoreMembership {
   Result<> check_name_is_free(const ClusterIdentity& cluster) const;
   Result<> join_with_jobs(const ClusterIdentity& cluster);
   Result<> register_store();
-  Result<std::vector<MetaEntry>> list_jobs();
+  Result<std::optional<Agreed>> look_at_changes();
   int64_t carried_out_of(const Agreed& agreed) const;
   Result<> remove_tombstones(const Tombstones& removed);
   void take_stores();
@@ -79,11 +89,14 @@ class StoreMembership {
   Cluster& cluster_;
   StoreIdentity identity_;
   AgreedFacts facts_;
-  /// When all of jobs/ was read last; and found to be what it can be, with all looks since.
-  std::optional<std::chrono::steady_clock::time_point> listed_whole_, believed_whole_;
-  int64_t stores_taken_at_ = -1;  // the revision of kMembership then
-  bool facts_behind_ = false;     // and that is in the log
-  RegisteredStore own_;           // as the registry of stores has it
+  /// When all of jobs/ was read last, and found to be what it can be, with all looks since.
+  std::optional<std::chrono::steady_clock::time_point> believed_whole_;
+  /// The latest revision in the copy under jobs/ that is not beyond what was read of all of it.
+  std::optional<int64_t> latest_known_;
+  std::map<std::string, int64_t> gone_;  // of note_gone(), and not taken yet
+  int64_t stores_taken_at_ = -1;         // the revision of kMembership then
+  bool facts_behind_ = false;            // and that is in the log
+  RegisteredStore own_;                  // as the registry of stores has it
   bool all_removals_ = true;
 };
 

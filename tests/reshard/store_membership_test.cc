@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <random>
 #include <thread>
 
 #include "reshard/cluster/tombstones.h"
@@ -596,6 +597,60 @@ TEST_F(Membership, WhatWasSetBackIsNotBelievedHoweverOftenItIsLookedAt) {
   meta.before.reset();
   EXPECT_TRUE(membership->look().has_value());
   EXPECT_FALSE(node.distrusted());
+}
+
+/// A store that reads what changed alone, and one that reads all, know the same after each change.
+TEST_F(Membership, WhatChangedIsAllThatHasToBeRead) {
+  const uint64_t seed = test_seed();
+  SCOPED_TRACE(fmt::format("PTC_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  OneNode node(*meta_, "w0");
+  MembershipOptions options;
+  options.directory = dir_.path();
+  options.node = "w0";
+  options.cluster_name = "ptcfs";
+  options.where = "etcd";
+  auto membership = StoreMembership::open(std::move(options), *meta_, node).value();
+  int in_part = 0;
+  for (int step = 0; step < 400; ++step) {
+    for (size_t changes = random() % 4; changes > 0; --changes) {
+      const std::string job = fmt::format("jobs/{}", random() % 5);
+      const size_t kind = random() % 8;
+      const std::string key = job + (kind < 2   ? "/layout"
+                                     : kind < 4 ? "/leader"
+                                     : kind < 6 ? "/parts/" + std::to_string(random() % 3)
+                                                : "/dataset/head");
+      if (random() % 3 == 0) {
+        auto gone = meta_->commit({.deletes = {key}});
+        ASSERT_TRUE(gone.has_value());
+        if (random() % 8 != 0) membership->note_gone(key, gone.value());  // or nobody says so
+      } else {
+        ASSERT_TRUE(meta_->commit({.puts = {{key, std::to_string(step)}}}).has_value());
+      }
+    }
+    auto agreed = membership->look();
+    ASSERT_TRUE(agreed.has_value()) << agreed.error().message();
+    in_part += !agreed.value().whole;
+    const std::vector<MetaEntry> all = meta_->list("jobs/").value();
+    for (int job = 0; job < 5; ++job) {
+      std::map<std::string_view, int64_t> wanted;
+      for (const MetaEntry& entry : all)
+        if (entry.key.starts_with(fmt::format("jobs/{}/", job)) &&
+            entry.key.find("/dataset/") == std::string::npos)
+          wanted.emplace(entry.key, entry.revision);
+      EXPECT_EQ(membership->keys_of(std::to_string(job), agreed.value()), wanted);
+    }
+    if (random() % 4 == 0) continue;  // it could not be carried out
+    membership->taken_over(agreed.value(), {}, true);
+    const AgreedFacts copy = AgreedFacts::open(agreed_facts_path(dir_.path()), true).value();
+    std::vector<std::pair<std::string, int64_t>> has, wanted;
+    for (const auto& [key, entry] : copy.entries())
+      if (key.starts_with("jobs/")) has.emplace_back(key, entry.revision);
+    for (const MetaEntry& entry : all) wanted.emplace_back(entry.key, entry.revision);
+    ASSERT_EQ(has, wanted);
+    ASSERT_EQ(copy.jobs_keys(), wanted.size());
+  }
+  EXPECT_GT(in_part, 100);
 }
 
 /// How often the others were started a store knows, too, and of all that are given the one that has
