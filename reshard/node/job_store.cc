@@ -230,7 +230,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     };
   } else {
     PTC_TRY(open_alone(impl->directory, impl->node));
-    PTC_TRY(impl->own_meta, open_sqlite_meta(own_meta_path(impl->directory)));
+    PTC_TRY(impl->own_meta, open_sqlite_meta(impl->directory + "/meta.db"));
     impl->lone_node = std::make_unique<LoneNode>(impl->node);
     impl->meta = impl->own_meta.get();
     impl->cluster = impl->lone_node.get();

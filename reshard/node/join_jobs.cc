@@ -8,7 +8,6 @@
 #include <boost/json/serialize.hpp>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "reshard/cluster/tombstones.h"
@@ -72,28 +71,9 @@ Result<> rename_directories(const std::string& directory, const Jobs& here, cons
   return any ? sync_directory(AT_FDCWD, directory + "/jobs") : ok();
 }
 
-Result<> commit_in_steps(MetaClient& meta,
-                         const std::vector<std::pair<std::string, std::string>>& puts,
-                         const MetaTransaction::Compare& no_job,
-                         const MetaTransaction::Compare& identity) {
-  for (size_t i = 0; i < puts.size();) {
-    MetaTransaction transaction;
-    transaction.compares = {no_job, identity};
-    size_t bytes = 0;
-    for (; i < puts.size() && transaction.puts.size() < kStepKeys; ++i) {
-      bytes += puts[i].first.size() + puts[i].second.size();
-      if (bytes > kStepBytes && !transaction.puts.empty()) break;
-      transaction.puts.push_back(puts[i]);
-    }
-    PTC_TRY(meta.commit(transaction));
-  }
-  return ok();
-}
-
-}  // namespace
-
-Result<std::string> record_moved(const std::string& record, const std::string& job_dir,
-                                 const std::optional<std::string>& from, const std::string& to) {
+/// The record of a checkpoint whose bytes all lie on `node`.
+Result<std::string> record_on(const std::string& record, const std::string& job_dir,
+                              const std::string& node) {
   PTC_TRY(auto value, parse_json(record));
   json::object* object = value.if_object();
   const json::value* id = object != nullptr ? object->if_contains("id") : nullptr;
@@ -115,10 +95,7 @@ Result<std::string> record_moved(const std::string& record, const std::string& j
   if (images == nullptr || !images->is_array())
     return make_error(Code::kCorrupt, "{}{} is damaged", directory, before);
   for (json::value& image : images->get_array())
-    if (json::object* one = image.if_object(); one && (!from || json_text(*one, "node") == *from)) {
-      if (to.empty()) one->erase("node");
-      else (*one)["node"] = to;
-    }
+    if (image.is_object()) image.get_object()["node"] = node;
   const std::string stored_text = json::serialize(state);
   PTC_TRY(write_file_atomically(AT_FDCWD, directory + after, stored_text));
   if (!plan.empty()) {
@@ -127,7 +104,6 @@ Result<std::string> record_moved(const std::string& record, const std::string& j
     }
   }
   (*object)["generation"] = next;
-  if (to.empty()) object->erase("nodes");
   (*object)["stored"] = after;
   if (json::value* files = object->if_contains("files"); files != nullptr && files->is_object()) {
     files->get_object().erase(before);
@@ -135,6 +111,26 @@ Result<std::string> record_moved(const std::string& record, const std::string& j
   }
   return json::serialize(*object);
 }
+
+Result<> commit_in_steps(MetaClient& meta,
+                         const std::vector<std::pair<std::string, std::string>>& puts,
+                         const MetaTransaction::Compare& no_job,
+                         const MetaTransaction::Compare& identity) {
+  for (size_t i = 0; i < puts.size();) {
+    MetaTransaction transaction;
+    transaction.compares = {no_job, identity};
+    size_t bytes = 0;
+    for (; i < puts.size() && transaction.puts.size() < kStepKeys; ++i) {
+      bytes += puts[i].first.size() + puts[i].second.size();
+      if (bytes > kStepBytes && !transaction.puts.empty()) break;
+      transaction.puts.push_back(puts[i]);
+    }
+    PTC_TRY(meta.commit(transaction));
+  }
+  return ok();
+}
+
+}  // namespace
 
 Result<> take_job_name(std::string_view text, JobNames& as) {
   const size_t equals = text.rfind('=');  // which an old name may have
@@ -170,10 +166,12 @@ Result<ComparedJobs> compare_jobs(MetaClient& own, MetaClient& cluster, const Jo
   PTC_TRY(auto here, jobs_of(own));
   PTC_TRY(auto there, jobs_of(cluster));
   ComparedJobs compared;
-  std::set<std::string> names;
+  std::set<std::string> names, ids;
+  for (const auto& [name, entry] : there) ids.insert(job_id_of(entry.value));
   for (const auto& [own_name, entry] : here) {
     const std::string& name = name_in(as, own_name);
     names.insert(name);
+    if (ids.contains(job_id_of(entry.value))) compared.there_already.push_back(own_name);
     const auto same = there.find(name);
     if (same == there.end()) compared.own.push_back(name);
     else if (job_id_of(same->second.value) != job_id_of(entry.value))
@@ -202,7 +200,7 @@ Result<> join_jobs(MetaClient& own, MetaClient& cluster, const std::string& dire
       fact.key.replace(0, own_prefix.size(), prefix);
       keys.insert(fact.key);
       if (fact.key.starts_with(prefix + "checkpoints/")) {
-        Result<std::string> record = record_moved(fact.value, job_dir, std::nullopt, node);
+        Result<std::string> record = record_on(fact.value, job_dir, node);
         if (record.has_error())
           return std::move(record).error().with_context(
               fmt::format("job {}, {}", name, fact.key.substr(prefix.size())));

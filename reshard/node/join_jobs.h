@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,9 +12,10 @@
 namespace ptc {
 
 /// Names of jobs: of the store alone, of the cluster alone, and different ones under one name.
-/// Those that have been brought over already are in none.
+/// Those that have been brought over already are in none of these.
 struct ComparedJobs {
   std::vector<std::string> own, others, in_both;
+  std::vector<std::string> there_already;  // of the store: the cluster has it, under any name
 };
 /// `as`: names that jobs of the store get in the cluster, by those that they have.
 using JobNames = std::map<std::string, std::string, std::less<>>;
@@ -25,11 +25,6 @@ Result<> take_job_name(std::string_view text, JobNames& as);
 /// kInvalidArgument: there is no such job to get another name, or the store has that for something
 /// else.
 Result<> check_job_names(MetaClient& own, const std::string& directory, const JobNames& as);
-
-/// The record of a checkpoint once its bytes on `from` (nullopt: all) are said to lie on `to`
-/// (empty: on whichever node has the store, which is alone), in a file beside the old one.
-Result<std::string> record_moved(const std::string& record, const std::string& job_dir,
-                                 const std::optional<std::string>& from, const std::string& to);
 
 /// All that `own` knows of its jobs, in steps: a job is there with the last of its keys. Where
 /// their bytes lie is said anew, in files beside the old ones: on `node`. May be done again after a

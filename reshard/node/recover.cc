@@ -11,16 +11,12 @@
 
 #include "reshard/cluster/tombstones.h"
 #include "reshard/node/agreed_facts.h"
-#include "reshard/node/join_jobs.h"
 #include "reshard/node/parted_facts.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
-#include "store/base/random_id.h"
 
 namespace ptc {
 namespace {
-
-constexpr std::string_view kCheckpoints = "/checkpoints/";  // behind the key of a job
 
 struct Change {
   std::string key;
@@ -65,23 +61,6 @@ std::map<std::string, RegisteredStore> known_stores(const std::vector<SeenStore>
     return !still.contains(one.first) && nodes.contains(one.second.node);
   });
   return known;
-}
-
-Result<> commit_changes(MetaClient& meta, const std::vector<Change>& changes,
-                        const std::vector<MetaTransaction::Compare>& compares) {
-  for (size_t i = 0; i < changes.size();) {
-    MetaTransaction transaction;
-    transaction.compares = compares;
-    size_t bytes = 0;
-    for (size_t keys = 0; i < changes.size() && keys < kStepKeys; ++i, ++keys) {
-      bytes += changes[i].key.size() + (changes[i].value ? changes[i].value->size() : 0);
-      if (bytes > kStepBytes && keys > 0) break;
-      if (changes[i].value) transaction.puts.emplace_back(changes[i].key, *changes[i].value);
-      else transaction.deletes.push_back(changes[i].key);
-    }
-    PTC_TRY(meta.commit(transaction));
-  }
-  return ok();
 }
 
 /// `same`: what is there is of the same cluster.
@@ -146,30 +125,6 @@ void look_at_files(const std::vector<SeenStore>& stores, const std::string& stor
     if (there) one.bytes += static_cast<uint64_t>(info.st_size);
   }
   one.elsewhere.assign(elsewhere.begin(), elsewhere.end());
-}
-
-/// What the chosen knows of jobs and checkpoints, and which files of these the stores have.
-void list_jobs(const std::vector<SeenStore>& stores, const SeenStore& chosen,
-               RecoverReport& report) {
-  for (const auto& [key, entry] : chosen.facts.entries()) {
-    if (!key.starts_with("jobs/")) continue;
-    const std::string rest = key.substr(5);
-    const size_t slash = rest.find('/');
-    if (slash == std::string::npos) report.jobs.push_back(rest);
-    if (slash == std::string::npos || rest.compare(slash, kCheckpoints.size(), kCheckpoints) != 0)
-      continue;
-    RecoverReport::Checkpoint one;
-    one.job = rest.substr(0, slash);
-    one.name = rest.substr(slash + kCheckpoints.size());
-    auto record = parse_json(entry.value);
-    if (record.has_value() && record.value().is_object())
-      look_at_files(stores,
-                    fmt::format("jobs/{}/checkpoints/{}/{}", one.job,
-                                json_text(record.value().get_object(), "id"),
-                                json_text(record.value().get_object(), "stored")),
-                    one);
-    report.checkpoints.push_back(std::move(one));
-  }
 }
 
 /// Of what each choice leaves out.
@@ -276,45 +231,27 @@ Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClie
     if (std::none_of(stores.begin(), stores.end(),
                      [&](const SeenStore& s) { return s.identity.store == id; }))
       report.others.push_back(other);
-  list_jobs(stores, chosen, report);
-  return report;
-}
-
-RecoverReport look_at_alone(const SeenStore& store) {
-  RecoverReport report;
-  list_jobs({store}, store, report);
-  return report;
-}
-
-Result<> leave_cluster(const SeenStore& store) {
-  const std::string path = own_meta_path(store.directory);
-  for (const char* part : {"", "-wal", "-shm", "-journal", "-spare"})
-    ::unlink((path + part).c_str());  // of an attempt that was cut off
-  PTC_TRY(auto own, open_sqlite_meta(path));
-  std::vector<Change> puts;
-  for (const auto& [key, entry] : store.facts.entries())
-    if (key.starts_with(kTombstones)) puts.push_back({key, entry.value});
-  for (const auto& [key, entry] : store.facts.entries()) {
+  for (const auto& [key, entry] : chosen.facts.entries()) {
     if (!key.starts_with("jobs/")) continue;
-    std::string value = entry.value;
-    const size_t slash = key.find('/', std::string_view("jobs/").size());
-    if (slash != std::string::npos && key.compare(slash, kCheckpoints.size(), kCheckpoints) == 0) {
-      Result<std::string> moved = record_moved(
-          entry.value, store.directory + "/" + key.substr(0, slash), store.identity.node, "");
-      if (moved.has_error()) return std::move(moved).error().with_context(key);
-      value = std::move(moved).value();
-    }
-    puts.push_back({key, std::move(value)});
+    const std::string rest = key.substr(5);
+    const size_t slash = rest.find('/');
+    if (slash == std::string::npos) report.jobs.push_back(rest);
+    constexpr std::string_view kCheckpoints = "/checkpoints/";
+    if (slash == std::string::npos || rest.compare(slash, kCheckpoints.size(), kCheckpoints) != 0)
+      continue;
+    RecoverReport::Checkpoint one;
+    one.job = rest.substr(0, slash);
+    one.name = rest.substr(slash + kCheckpoints.size());
+    auto record = parse_json(entry.value);
+    if (record.has_value() && record.value().is_object())
+      look_at_files(stores,
+                    fmt::format("jobs/{}/checkpoints/{}/{}", one.job,
+                                json_text(record.value().get_object(), "id"),
+                                json_text(record.value().get_object(), "stored")),
+                    one);
+    report.checkpoints.push_back(std::move(one));
   }
-  PTC_TRY(commit_changes(*own, puts, {}));
-  own.reset();
-  PTC_TRY(sync_directory(AT_FDCWD, store.directory));
-  StoreIdentity alone;
-  alone.node = store.identity.node;
-  PTC_TRY(alone.store, random_id());
-  PTC_TRY(write_store_identity(store.directory, alone));
-  ::unlink(agreed_facts_path(store.directory).c_str());
-  return ok();
+  return report;
 }
 
 Result<> recover(const std::vector<SeenStore>& stores, size_t chosen, MetaClient& meta) {
@@ -338,7 +275,18 @@ Result<> recover(const std::vector<SeenStore>& stores, size_t chosen, MetaClient
   };
   PTC_TRY(int64_t ours, put_identity(there ? there->meta_revision : 0));
   PTC_TRY(auto changes, changes_to(stores, chosen, same, meta));
-  PTC_TRY(commit_changes(meta, changes, {{kIdentityKey, ours}}));
+  for (size_t i = 0; i < changes.size();) {
+    MetaTransaction transaction;
+    transaction.compares = {{kIdentityKey, ours}};
+    size_t bytes = 0;
+    for (size_t keys = 0; i < changes.size() && keys < kStepKeys; ++i, ++keys) {
+      bytes += changes[i].key.size() + (changes[i].value ? changes[i].value->size() : 0);
+      if (bytes > kStepBytes && keys > 0) break;
+      if (changes[i].value) transaction.puts.emplace_back(changes[i].key, *changes[i].value);
+      else transaction.deletes.push_back(changes[i].key);
+    }
+    PTC_TRY(meta.commit(transaction));
+  }
   identity.recovering = false;
   PTC_TRY(put_identity(ours));
   return ok();

@@ -55,13 +55,6 @@ struct RecoverReport {
 Result<RecoverReport> look_at_all(const std::vector<SeenStore>& stores, MetaClient& meta,
                                   const std::string& from = {});
 
-/// The same of one store alone, whatever the cluster says: what it would have without it.
-RecoverReport look_at_alone(const SeenStore& store);
-/// Takes the store out of its cluster, with all that it has seen agreed and the node's name. The
-/// cluster is not asked, and not told. Before the last step it still belongs there, and the same
-/// may be done again.
-Result<> leave_cluster(const SeenStore& store);
-
 /// Of what the chosen of them has seen; how often each store was started, of all.
 /// In steps, that may be done again after a crash; until the last no store belongs to the cluster.
 Result<> recover(const std::vector<SeenStore>& stores, size_t chosen, MetaClient& meta);

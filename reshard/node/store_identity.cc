@@ -63,7 +63,6 @@ Result<> write_store_identity(const std::string& directory, const StoreIdentity&
 }
 
 std::string agreed_facts_path(const std::string& directory) { return directory + "/agreed.jsonl"; }
-std::string own_meta_path(const std::string& directory) { return directory + "/meta.db"; }
 
 std::string ClusterIdentity::to_text() const {
   json::object object{{"id", id}, {"history", history}};

@@ -37,8 +37,6 @@ Result<std::optional<StoreIdentity>> read_store_identity(const std::string& dire
 Result<> write_store_identity(const std::string& directory, const StoreIdentity& identity);
 /// The path of the copy of what was agreed.
 std::string agreed_facts_path(const std::string& directory);
-/// The path of what a store that is alone agrees on with itself.
-std::string own_meta_path(const std::string& directory);
 
 constexpr const char* kIdentityKey = "identity";
 

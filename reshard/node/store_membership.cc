@@ -28,6 +28,8 @@ bool is_filled(const std::string& directory) {
   return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
 }
 
+std::string own_meta_path(const std::string& directory) { return directory + "/meta.db"; }
+
 bool was_alone(const std::string& directory) {
   std::error_code error;
   return std::filesystem::exists(own_meta_path(directory), error);
@@ -57,7 +59,7 @@ Result<> open_alone(const std::string& directory, const std::string& node) {
     return make_error(
         Code::kUnavailable,
         "the store {} belongs to cluster {} ({}), as node {}: start it with --etcd, and "
-        "--cluster where that is another than ptcfs, or take it out of there (ptc recover --alone)",
+        "--cluster where that is another than ptcfs",
         directory, found->cluster_name, found->cluster, found->node);
   // Without its metadata nobody knows what is in it.
   if (!was_alone(directory) && (is_filled(directory + "/jobs") || is_filled(directory + "/images")))
@@ -108,8 +110,7 @@ Result<> StoreMembership::find_cluster() {
                     fmt::format("Look at --etcd and --cluster. {}", kRecover));
     if (cluster->id != identity_.cluster)
       return refuse(fmt::format("{} is another one ({})", there, cluster->id),
-                    "Give --etcd and --cluster of its own, or this node another store; ptc recover "
-                    "--alone takes this one, with its jobs, out of its cluster");
+                    "Give --etcd and --cluster of its own, or this node another store");
     if (identity_.node != options_.node)
       return refuse(
           fmt::format("as node {} and not {}", identity_.node, options_.node),
@@ -255,6 +256,14 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
         first);
   }
   const bool begun = !identity_.cluster.empty(), asked = options_.join || !options_.join_as.empty();
+  if (!begun && !found.there_already.empty())
+    return make_error(
+        Code::kAlreadyExists,
+        "the store {} has {}, and cluster {} ({}) has the very same: it came from a copy of this "
+        "store. What is in this one would be lost: remove one of the two first (ptcfs without "
+        "--etcd shows those of the store), or give this node another store",
+        options_.directory, fmt::join(found.there_already, ", "), options_.cluster_name,
+        cluster.id);
   if (!begun && !asked && !found.own.empty() && !found.others.empty())
     return make_error(
         Code::kUnavailable,

@@ -238,49 +238,6 @@ class Stores(TestCase):
         self.assertIn("gpt", os.listdir(other.path))
         other.stop()
 
-    def leave(self, node, *options):
-        return subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "recover", "--alone", *options, node.store],
-                              capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-
-    def test_a_store_that_was_bound_to_a_misspelt_cluster_is_taken_out_again(self):
-        self.write(0, "llama", 4)
-        self.model = os.path.join(self.nodes.top, "model")
-        models.Llama(5).write_hf(self.model)
-        other, joins = self.alone("gpt")
-        joins = self.named("w7", joins)
-        other.options = [*joins, "--cluster", "ptcsf"]
-        other.start()
-        mount.Job(other, "gpt").set_layout(tp=2)
-        whole = tree(other.path + "/gpt/current/")
-        models.write_file(other.path + "/gpt/incoming/next/rank/0/notes", b"staged")
-        self.assertIn("stop all nodes first", self.leave(other, "--yes").stderr)
-        other.stop()
-        other.options = joins
-        self.refuses_to_start(other, "belongs to cluster ptcsf", "ptc recover --alone")
-        other.options = []
-        self.refuses_to_start(other, "belongs to cluster ptcsf", "ptc recover --alone")
-        before = tree(other.store)
-        for options in (["--dry-run"], []):
-            self.assertIn("jobs: gpt", self.leave(other, *options).stdout)
-            self.assertEqual(tree(other.store), before)
-        self.assertEqual(self.leave(other, "--yes").returncode, 0)
-        self.assertIn("is no store of a cluster", self.leave(other, "--yes").stderr)
-        other.options = []
-        other.start()
-        self.assertEqual(tree(other.path + "/gpt/current/"), whole)
-        self.assertEqual(mount.read_text(other.path + "/gpt/incoming/next/rank/0/notes"), "staged")
-        other.ptc("verify", "gpt")
-        mount.Job(other, "gpt").set_layout(tp=1)
-        other.stop()
-        other.options = [*joins, "--join"]
-        other.start()
-        self.addCleanup(other.stop)
-        other.ptc("verify", "gpt")
-        cluster.until(lambda: os.path.isdir(self.node(0).path + "/gpt/current"), "w0 shows what came with w7")
-        job = mount.Job(other, "gpt")
-        job.set_layout(tp=2)
-        self.assertEqual(tree(other.path + "/gpt/current/"), whole)
-
     def test_what_was_saved_just_before_a_stop_is_not_lost_with_etcd(self):
         self.write(0, "llama", 4)
         for round_ in range(3):

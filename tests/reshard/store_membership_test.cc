@@ -350,6 +350,31 @@ TEST_F(Membership, JoiningThatWasCutOffGoesOnInThePlaceOfAnEmptyStore) {
   expect_job("llama");
 }
 
+/// Else what was done in it since would go without a word.
+TEST_F(Membership, ACopyOfAStoreWhoseJobsHaveJoinedDoesNotJoin) {
+  ASSERT_TRUE(open(nullptr).has_value());
+  make_job("llama");
+  close();
+  const TempDir copy;
+  fs::copy(dir_.path(), copy.path(), fs::copy_options::recursive);
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  close();
+  const auto refused = [&](JobNames as) {
+    OneNode node(*meta_, "w1");
+    JobStoreOptions options;
+    options.directory = copy.path();
+    options.node = "w1";
+    options.cluster = services(meta_.get(), node, true);
+    options.cluster->join_as = std::move(as);
+    const auto opened = JobStore::open(options, nullptr);
+    return opened.has_error() ? opened.error().message() : "it was opened";
+  };
+  EXPECT_THAT(refused({}), HasSubstr("has the very same"));
+  EXPECT_THAT(refused({{"llama", "another"}}), HasSubstr("has the very same"));
+  ASSERT_TRUE(open(meta_.get()).has_value());
+  expect_job("llama");
+}
+
 TEST_F(Membership, WhoIsToJoinFindsAClusterOrMakesNone) {
   ASSERT_TRUE(open(nullptr).has_value());
   make_job("llama");

@@ -25,7 +25,7 @@ struct RecoverOptions {
   std::vector<std::string> stores;
   std::string from;
   EtcdOptions etcd;
-  bool alone = false, dry_run = false, yes = false;
+  bool dry_run = false, yes = false;
 };
 
 /// The directory of a store, or that of the tmpfs behind a mount point.
@@ -60,12 +60,6 @@ void print_checkpoint(const RecoverReport::Checkpoint& one) {
   for (const auto& [node, count] : one.elsewhere)
     fmt::print(", {} on {} (not looked at)", count, node);
   fmt::print("\n");
-}
-
-void print_contents(const RecoverReport& report) {
-  fmt::print("jobs: {}\n",
-             report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
-  for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
 }
 
 void print_left_out(const std::vector<RecoverReport::LeftOut>& left_out) {
@@ -113,7 +107,9 @@ void print_report(const std::vector<SeenStore>& stores, const RecoverReport& rep
   print_stores(stores, report, decided);
   if (report.parted > 0) print_choices(stores, report);
   if (!decided) return;
-  print_contents(report);
+  fmt::print("jobs: {}\n",
+             report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
+  for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
   if (const auto& left_out = report.left_out[report.chosen];
       report.parted == 0 && !left_out.empty()) {
     fmt::print("left out:\n");
@@ -142,45 +138,15 @@ void print_where_it_is(const std::vector<SeenStore>& stores, const RecoverReport
 
 constexpr auto kWaitForLeases = std::chrono::seconds(20);
 
-/// Said on the command line, or now, on a terminal.
-bool confirmed(const RecoverOptions& options, const char* question) {
-  if (options.yes) return true;
-  int first = 'n';
-  if (is_live_terminal(0)) {
-    fmt::print(stderr, "{} [y/N] ", question);
-    std::fflush(stderr);
-    first = std::getchar();
-    for (int c = first; c != '\n' && c != EOF;) c = std::getchar();
-  }
-  if (first == 'y' || first == 'Y') return true;
-  fmt::print(stderr, "ptc: nothing was changed (--yes: without being asked)\n");
-  return false;
-}
-
-Result<int> leave(const SeenStore& store, const RecoverOptions& options) {
-  const RecoverReport report = look_at_alone(store);
-  fmt::print("{} of node {}, cluster {} ({}): has seen revision {}\n", store.directory,
-             store.identity.node, store.identity.cluster_name, store.identity.cluster,
-             store.facts.seen());
-  print_contents(report);
-  std::fflush(stdout);
-  if (options.dry_run) return kDone;
-  if (!confirmed(options, "Take it out of its cluster, with what it has?")) return kFailed;
-  PTC_TRY(leave_cluster(store));
-  fmt::print(
-      "done: start it without --etcd, or with --etcd and --join where its jobs are to go. Where "
-      "cluster {} goes on, it has these jobs still, and a node {} that is down\n",
-      store.identity.cluster_name, store.identity.node);
-  return kDone;
+bool confirmed() {
+  fmt::print(stderr, "Make what was agreed anew of this? [y/N] ");
+  std::fflush(stderr);
+  const int first = std::getchar();
+  for (int c = first; c != '\n' && c != EOF;) c = std::getchar();
+  return first == 'y' || first == 'Y';
 }
 
 Result<int> run_recover(const Context&, const RecoverOptions& options) {
-  if (options.alone && !options.etcd.endpoints.empty())
-    return invalid_argument("--alone asks no etcd: leave out --etcd");
-  if (!options.alone && options.etcd.endpoints.empty())
-    return invalid_argument("--etcd is missing: where the cluster is");
-  if (options.alone && options.stores.size() != 1)
-    return invalid_argument("--alone is for one store");
   std::vector<SeenStore> stores;
   std::vector<UniqueFd> locks;  // before they are looked at: a node that stops writes last
   for (const std::string& place : options.stores) {
@@ -197,7 +163,6 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
     PTC_TRY(auto seen, std::move(store));
     stores.push_back(std::move(seen));
   }
-  if (options.alone) return leave(stores.front(), options);
   EtcdOptions etcd = options.etcd;
   if (etcd.cluster.empty()) etcd.cluster = stores.front().identity.cluster_name;
   PTC_TRY(auto meta, open_etcd_meta(etcd));
@@ -228,7 +193,10 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     PTC_TRY(report, look_at_all(stores, *meta, options.from));
   }
-  if (!confirmed(options, "Make what was agreed anew of this?")) return kFailed;
+  if (!options.yes && !(is_live_terminal(0) && confirmed())) {
+    fmt::print(stderr, "ptc: nothing was changed (--yes: without being asked)\n");
+    return kFailed;
+  }
   PTC_TRY(recover(stores, report.chosen, *meta));
   print_where_it_is(stores, report);
   fmt::print("done: start the nodes again\n");
@@ -251,7 +219,8 @@ void add_recover(CLI::App& app, Context& context) {
   command->add_option("--etcd", options->etcd.endpoints, "as ptcfs has it")
       ->type_name("URL,…")
       ->delimiter(',')
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->required();
   command
       ->add_option("--cluster", options->etcd.cluster,
                    "the cluster's name (default: as the store has it)")
@@ -262,8 +231,6 @@ void add_recover(CLI::App& app, Context& context) {
   command->add_option("--etcd-cert", options->etcd.certificate_file, "as ptcfs has it")
       ->type_name("FILE");
   command->add_option("--etcd-key", options->etcd.key_file, "as ptcfs has it")->type_name("FILE");
-  command->add_flag("--alone", options->alone,
-                    "take the store out of its cluster, with what it has; without --etcd");
   command->add_flag("--dry-run", options->dry_run, "only say what is there, and what is missing");
   command->add_flag("-y,--yes", options->yes, "do not ask");
   command->footer(
@@ -273,8 +240,6 @@ void add_recover(CLI::App& app, Context& context) {
       "revision; then start them. No file of a store is changed. Where the stores have\n"
       "seen different things, since nodes went on with an etcd that was set back, it\n"
       "says what each leaves out, and one of them must be chosen (--from).\n"
-      "A store that was bound to the wrong cluster, since --cluster was misspelt, is\n"
-      "taken out of it with --alone, and may join another then.\n"
       "\nExample:\n"
       "  ptc recover --etcd http://10.0.0.9:2379 /local/ptc");
 }
