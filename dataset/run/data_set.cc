@@ -533,6 +533,8 @@ ShownGenerationRef DataSet::generation(uint64_t number) const {
   return found == impl_->shown.end() ? nullptr : found->second;
 }
 
+void DataSet::say_refused(std::string why) { impl_->set_refused(std::move(why)); }
+
 void DataSet::note_read_error(const Error& error) {
   MutexLock lock(impl_->mutex);
   std::deque<std::string>& errors = impl_->read_errors;

@@ -126,13 +126,16 @@ class EditHandle : public Handle {
 
   FsResult<> offer_draft() {
     std::string text;
+    std::optional<mode_t> mode;
     {
       MutexLock lock(file_.mutex_);
       text = draft_->text;
+      mode = draft_->mode;
       draft_->offered = true;
     }
-    PTC_TRY(file_.save(text, user_));
+    PTC_TRY(file_.save_as(text, mode, user_, file_.source_.save));
     MutexLock lock(file_.mutex_);
+    if (draft_->mode == mode) draft_->mode.reset();
     if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
     return ok();
   }
@@ -209,7 +212,9 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
 void EditableFile::carry_out(Rename& rename) {
   FsResult<> outcome = Errno{ENOMEM};
   try {
-    outcome = rename.text ? save_moved(rename) : as_decided(source_.remove_if(rename.was));
+    outcome = rename.text ? save_as(*rename.text, rename.mode, rename.by,
+                                    source_.rename_over ? source_.rename_over : source_.save)
+                          : as_decided(source_.remove_if(rename.was));
   } catch (const std::exception&) {  // no memory
   }
   MutexLock lock(renames_mutex_);
@@ -218,23 +223,49 @@ void EditableFile::carry_out(Rename& rename) {
   rename_ended_.notify_all();
 }
 
-/// At no time is the new text read by whom it was closed to, nor the old one; refused, all is as
-/// before.
-FsResult<> EditableFile::save_moved(const Rename& rename) {
-  const mode_t before = mode();
-  PTC_TRY(set_mode(before & rename.mode));
-  const auto saved =
-      save(*rename.text, rename.by, source_.rename_over ? source_.rename_over : source_.save);
-  const auto set = set_mode(saved ? rename.mode : before);
-  return saved ? set : saved;
+/// At no time is the new text read by whom it is closed to, nor the old one. Refused, the text in
+/// force has the mode that it had, unless somebody changed that meanwhile.
+FsResult<> EditableFile::save_as(
+    const std::string& text, std::optional<mode_t> mode, const User& by,
+    const std::function<Result<>(const std::string&, const User& by)>& offer) {
+  if (!mode) return save(text, by, offer);
+  const mode_t before = this->mode(), both = before & *mode;
+  PTC_TRY(decide_mode(both));
+  const auto saved = save(text, by, offer);
+  if (saved) return decide_mode(*mode);
+  const bool refused = saved.error().value != EAGAIN;
+  if (refused && !source_.text()) return saved;  // whoever may read this reads why, and no others
+  if (refused && (before & ~both & 0444) != 0 && source_.conceal_refusal) source_.conceal_refusal();
+  if (this->mode() == both) (void)decide_mode(before);
+  return saved;
 }
 
-FsResult<> EditableFile::set_mode(mode_t mode) {
-  mode &= 07777;
-  if (!source_.change_attributes || mode == this->mode()) return ok();
+FsResult<> EditableFile::decide_mode(mode_t mode) {
+  if (!source_.decide_attributes || mode == this->mode()) return ok();
   FileAttributes change;
   change.mode = mode;
-  return source_.change_attributes(change);
+  return source_.decide_attributes(change);
+}
+
+mode_t EditableFile::mode_for_group(gid_t of_job) const {
+  const gid_t group = source_.attributes ? source_.attributes().gid.value_or(of_job) : of_job;
+  return ptc::mode_for_group(mode(), group, of_job);
+}
+
+mode_t mode_for_group(mode_t mode, gid_t group, gid_t other) {
+  return group == other ? mode : (mode & ~0070) | (mode & 0007) << 3;
+}
+
+/// False: nobody is making it anew.
+bool EditableFile::change_mode_of_drafts(mode_t mode) {
+  MutexLock lock(mutex_);
+  bool any = false;
+  for (Draft& draft : drafts_) {
+    if (!draft.mode) continue;
+    draft.mode = mode & 0777;
+    any = true;
+  }
+  return any;
 }
 
 bool EditableFile::catch_up() {
@@ -291,7 +322,9 @@ bool EditableFile::has_base() const {
 FsResult<> EditableFile::remove() { return as_decided(source_.remove()); }
 
 struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) const {
-  uint64_t size = text().size();
+  const std::optional<std::string> accepted = source_.text();
+  const bool is_there = accepted.has_value();
+  uint64_t size = is_there ? accepted->size() : 0;
   MutexLock lock(mutex_);
   // While it is being written, its size is that of the newest draft: O_APPEND and SEEK_END need it.
   if (!drafts_.empty() && (drafts_.front().written || drafts_.front().truncated)) {
@@ -318,6 +351,9 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
     result.st_uid = agreed.uid.value_or(result.st_uid);
     result.st_gid = agreed.gid.value_or(result.st_gid);
     if (agreed.mode) result.st_mode = S_IFREG | *agreed.mode;
+    for (const Draft& draft : drafts_)
+      if (draft.mode)
+        result.st_mode = S_IFREG | (is_there ? result.st_mode & *draft.mode : *draft.mode);
   }
   result.st_size = static_cast<off_t>(size);
   result.st_blocks = static_cast<blkcnt_t>((size + 511) / 512);
@@ -349,8 +385,17 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
   bool ids_or_mode = change.mode || change.uid || change.gid;
   if (ids_or_mode && source_.change_attributes) {
     FileAttributes agreed{change.uid, change.gid, change.mode};
-    if (agreed.mode) *agreed.mode &= 07777;
-    PTC_TRY(source_.change_attributes(agreed));
+    if (agreed.mode) {
+      *agreed.mode &= 07777;
+      // The text in force, if there is one, is another: it is opened to nobody.
+      if (change_mode_of_drafts(*agreed.mode)) {
+        *agreed.mode &= mode();
+        if (!source_.text() || *agreed.mode == mode()) agreed.mode.reset();
+      }
+    }
+    if (!agreed.empty()) {
+      PTC_TRY(source_.change_attributes(agreed));
+    }
     ids_or_mode = false;
   }
   if (!ids_or_mode && !change.access_time && !change.modify_time) return ok();
@@ -397,7 +442,8 @@ FsResult<> EditableFile::make_attributes_file() const {
   return ok();
 }
 
-FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int flags, bool created,
+FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int flags,
+                                                     std::optional<mode_t> created,
                                                      std::shared_ptr<void> owner) {
   std::string accepted = text();
   if ((flags & O_ACCMODE) == O_RDONLY) {
@@ -411,7 +457,8 @@ FsResult<std::unique_ptr<Handle>> EditableFile::open(const Caller& caller, int f
   MutexLock lock(mutex_);
   if (drafts_.size() >= kMostDrafts) return Errno{EMFILE};
   Draft draft;
-  draft.created = created;
+  draft.created = created.has_value();
+  if (source_.attributes) draft.mode = created;
   if (has_base()) {
     draft.text = std::move(*base_);
     draft.truncated = draft.text.empty();

@@ -21,6 +21,9 @@
 
 namespace ptc {
 
+/// `mode` for a file of the group `other`: who is of that was one of the others.
+mode_t mode_for_group(mode_t mode, gid_t group, gid_t other);
+
 /// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
 /// draft of its own; readers see the accepted text; a draft is offered when its handle is closed or
 /// synced. A refused draft stays with its handle, which may mend it.
@@ -40,6 +43,10 @@ class EditableFile {
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<FsResult<>(const FileAttributes&)> change_attributes = {};
+    /// The same, however long it takes: not from a request that the kernel has locks for.
+    std::function<FsResult<>(const FileAttributes&)> decide_attributes = {};
+    /// A text was refused that fewer may read than this file: why, is said without quoting it.
+    std::function<void()> conceal_refusal = {};
     /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with
     /// locks held.
     std::function<FsResult<>(int64_t more, bool must)> take = {};
@@ -67,14 +74,14 @@ class EditableFile {
   /// The file has the moved one's `mode` then.
   FsResult<> rename_over(const std::string& text, mode_t mode, const User& by, Errands& errands,
                          std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
-    return by_rename({.text = text, .was = {}, .by = by, .mode = mode & 07777}, errands,
-                     std::move(owner), waits);
+    return by_rename({.text = text, .was = {}, .by = by, .mode = mode}, errands, std::move(owner),
+                     waits);
   }
   /// The same of what a rename to elsewhere does here, where the text that was taken along is
   /// `was`: as remove(), but another text stays: EAGAIN.
   FsResult<> rename_away(const std::string& was, const User& by, Errands& errands,
                          std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
-    return source_.remove_if ? by_rename({.text = {}, .was = was, .by = by, .mode = 0}, errands,
+    return source_.remove_if ? by_rename({.text = {}, .was = was, .by = by, .mode = {}}, errands,
                                          std::move(owner), waits)
                              : remove();
   }
@@ -88,29 +95,33 @@ class EditableFile {
   /// `directory`, which outlives this object, would expect.
   void keep_attributes(const HostFile& directory, std::string path);
   struct stat attributes(const struct stat& directory, ino_t inode) const;
-  /// Who may read and write, where that is agreed on.
-  mode_t mode() const {
-    return source_.attributes ? source_.attributes().mode.value_or(0644) : 0644;
-  }
-  /// Where it is agreed on, and another.
-  FsResult<> set_mode(mode_t mode);
+  /// Whom it lets read and write, said of a file of this group (`of_job`: that of the job's
+  /// directory, which this file has unless another is agreed on).
+  mode_t mode_for_group(gid_t of_job) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
-  /// A handle for open(2) flags. `created`: by O_CREAT, so that the name shows meanwhile. The
-  /// handle holds `owner`, which owns this object. What is written through it is saved by `caller`,
-  /// whoever closes it. EDQUOT, EMFILE: there are too many drafts.
-  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags, bool created,
-                                         std::shared_ptr<void> owner);
+  /// A handle for open(2) flags. The handle holds `owner`, which owns this object. What is written
+  /// through it is saved by `caller`, whoever closes it. EDQUOT, EMFILE: there are too many drafts.
+  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags,
+                                         std::shared_ptr<void> owner) {
+    return open(caller, flags, std::nullopt, std::move(owner));
+  }
+  /// The same by O_CREAT: the name shows meanwhile. The mode is the text's, once that is saved.
+  FsResult<std::unique_ptr<Handle>> create(const Caller& caller, int flags, mode_t mode,
+                                           std::shared_ptr<void> owner) {
+    return open(caller, flags, std::optional(mode & 0777), std::move(owner));
+  }
 
  private:
   friend class EditHandle;
   struct Draft {
     std::string text;
-    bool created = false;    // the name did not exist before
-    bool truncated = false;  // emptied, and nothing written since it was opened
-    bool written = false;    // changed since it was last accepted
-    bool offered = false;    // and refused as it is now
-    int64_t counted = 0;     // bytes
+    bool created = false;             // the name did not exist before
+    std::optional<mode_t> mode = {};  // that it was created with, until that is agreed on
+    bool truncated = false;           // emptied, and nothing written since it was opened
+    bool written = false;             // changed since it was last accepted
+    bool offered = false;             // and refused as it is now
+    int64_t counted = 0;              // bytes
   };
   using Drafts = std::list<Draft>;
   /// The kernel holds locks of the whole mount while somebody waits for it.
@@ -118,7 +129,7 @@ class EditableFile {
     const std::optional<std::string> text;  // none: it is removed from here
     const std::string was;                  // what was, then
     const User by;
-    const mode_t mode;                       // of the file that is moved over this one
+    const std::optional<mode_t> mode;        // of the file that is moved over this one
     std::optional<FsResult<>> outcome = {};  // guarded by renames_mutex_, as the next
     std::chrono::steady_clock::time_point ended{};
     const std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
@@ -126,9 +137,20 @@ class EditableFile {
   FsResult<> by_rename(Rename asked, Errands& errands, std::shared_ptr<void> owner,
                        std::chrono::milliseconds waits);
   void carry_out(Rename& rename);
-  FsResult<> save_moved(const Rename& rename);
 
   static constexpr std::chrono::seconds kBaseLasts{10};
+  FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags,
+                                         std::optional<mode_t> created,
+                                         std::shared_ptr<void> owner);
+  /// Of a file that has this `mode`; nullopt: the one that is here.
+  FsResult<> save_as(const std::string& text, std::optional<mode_t> mode, const User& by,
+                     const std::function<Result<>(const std::string&, const User& by)>& offer);
+  /// As agreed on.
+  mode_t mode() const {
+    return source_.attributes ? source_.attributes().mode.value_or(0644) : 0644;
+  }
+  FsResult<> decide_mode(mode_t mode);
+  bool change_mode_of_drafts(mode_t mode);
   FsResult<> save(const std::string& text, const User& by,
                   const std::function<Result<>(const std::string&, const User& by)>& offer);
   bool has_base() const PTC_REQUIRES(mutex_);

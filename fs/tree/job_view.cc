@@ -135,6 +135,15 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
   source.change_attributes = [this, name](const FileAttributes& change) {
     return agree_on(name, change);
   };
+  source.decide_attributes = [this, name](const FileAttributes& change) {
+    return as_decided(job_->change_attributes(name, change));
+  };
+  source.conceal_refusal = [this, name] {
+    constexpr const char* kConcealed =
+        "what was refused is not for all to read who may read this file, and so is not told";
+    job_->note_refused_save(name, kConcealed);
+    if (name.starts_with(kDataSetName)) data_set_->say_refused(name + ": " + kConcealed);
+  };
   source.take = [this](int64_t more, bool must) { return take_text(more, must); };
   return source;
 }
@@ -356,7 +365,8 @@ struct stat JobView::directory() const {
 struct stat JobView::owner_of_text(std::initializer_list<const EditableFile*> files) const {
   struct stat result = directory();
   result.st_mode = S_IFREG | 0444;
-  for (const EditableFile* file : files) result.st_mode &= S_IFMT | 0400 | file->mode();
+  for (const EditableFile* file : files)
+    result.st_mode &= S_IFMT | 0400 | file->mode_for_group(result.st_gid);
   return result;
 }
 

@@ -131,8 +131,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   HeldFd incoming_fd() const { return incoming_.hold(); }
   /// stat of the directory of the user's files: owner and mode of the job.
   struct stat directory() const;
-  /// The same for what is made of these files, which those read who may read each of them, also
-  /// where one is not there: what was refused of it is quoted.
+  /// The same for what is made of these files, or quotes what was refused of them: the job's owner
+  /// reads it, and who may read each of them.
   struct stat owner_of_text(std::initializer_list<const EditableFile*> files) const;
   FsResult<HostFile> copy_of(const HeldFd& fd) const;
 

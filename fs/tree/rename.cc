@@ -21,8 +21,8 @@ FsResult<> holding_locks(const Caller& caller, const RealNode& parent, const Rea
   return parent.job().tree().patience().spent(caller.uid, wait);
 }
 
-/// An editor's file replaces layout.json: its content is offered; accepted, it is gone, and who
-/// might read it may read layout.json.
+/// An editor's file replaces layout.json: its content is offered; accepted, it is gone, and those
+/// may read layout.json whom it let.
 FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& name,
                      const RealNode& target, EditableFile& file, const JobViewRef& view) {
   PTC_TRY(const HeldFd directory, parent.held());
@@ -43,8 +43,11 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
     return refuse(EFBIG, fmt::format("longer than {} bytes", EditableFile::kMaxBytes));
   std::string text(static_cast<size_t>(stat.st_size), '\0');
   if (!read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0)) return Errno{EIO};
+  // The file keeps its owner and group.
+  const struct stat now = file.attributes(parent.job().directory(), 0);
+  const mode_t mode = mode_for_group(stat.st_mode & 0777, stat.st_gid, now.st_gid);
   const auto save = [&](std::chrono::milliseconds waits) {
-    return file.rename_over(text, stat.st_mode, caller.user(), view->tree().errands(), view, waits);
+    return file.rename_over(text, mode, caller.user(), view->tree().errands(), view, waits);
   };
   const auto saved = holding_locks(caller, parent, target, save);
   if (!saved) return of_rename(saved.error());

@@ -467,7 +467,16 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
     decision.rests_on(rules);
   }
   decision.remove_rules();
-  PTC_TRY(place.commit(std::move(decision)));
+  // Its owner and mode go with it.
+  PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
+  auto attributes = std::make_shared<JobAttributes>(*before.all);
+  const bool had_some = attributes->erase("rules.json");
+  if (had_some) {
+    decision.rests_on(before);
+    decision.put_attributes(*attributes);
+  }
+  PTC_TRY(const int64_t revision, place.commit(std::move(decision)));
+  if (had_some) take_over({{std::move(attributes)}, revision});
   knowledge.update([](KnownJob& known) {
     known.rules_text.reset();
     known.forget_error("rules.json ");

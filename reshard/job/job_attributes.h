@@ -41,6 +41,14 @@ class JobAttributes {
     by_name_[name].update(change);
   }
 
+  /// False: there was nothing.
+  bool erase(std::string_view name) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) return false;
+    by_name_.erase(found);
+    return true;
+  }
+
   std::string to_text() const;
   /// kCorrupt.
   static Result<JobAttributes> from_text(std::string_view text);

@@ -29,9 +29,7 @@ class EditableFileTest : public ::testing::Test {
                               },
                               .remove = []() -> Result<> { return ok(); }}) {}
 
-  std::unique_ptr<Handle> open(int flags) {
-    return file_.open(Caller{}, flags, false, nullptr).value();
-  }
+  std::unique_ptr<Handle> open(int flags) { return file_.open(Caller{}, flags, nullptr).value(); }
   static FsResult<size_t> write(Handle& handle, std::string_view text, uint64_t offset = 0) {
     return handle.write(std::as_bytes(std::span(text)), offset);
   }
@@ -129,7 +127,7 @@ TEST(EditableFileSpace, DraftsAndTextsAreCountedAndBounded) {
   const std::string text(1 << 20, 'x');
   int error = 0;
   while (error == 0 && handles.size() < 1000) {
-    handles.push_back(file.open(Caller{}, O_WRONLY | O_TRUNC, false, nullptr).value());
+    handles.push_back(file.open(Caller{}, O_WRONLY | O_TRUNC, nullptr).value());
     const auto put = handles.back()->write(std::as_bytes(std::span(text)), 0);
     if (!put) error = put.error().value;
   }
@@ -255,7 +253,7 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
                            },
                            .remove = []() -> Result<> { return ok(); },
                            .attributes = [&] { return agreed; },
-                           .change_attributes = [&](const FileAttributes& change) -> FsResult<> {
+                           .decide_attributes = [&](const FileAttributes& change) -> FsResult<> {
                              agreed.update(change);
                              return ok();
                            }});
@@ -265,13 +263,13 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
         .has_value();
   };
   EXPECT_FALSE(move("bad", S_IFREG | 0600));
-  EXPECT_EQ(file->mode(), 0644u);
+  EXPECT_EQ(file->mode_for_group(0), 0644u);
   EXPECT_TRUE(move("new", S_IFREG | 0600));
-  EXPECT_EQ(file->mode(), 0600u);
+  EXPECT_EQ(file->mode_for_group(0), 0600u);
   EXPECT_TRUE(move("for the group", S_IFREG | 0640));
-  EXPECT_EQ(file->mode(), 0640u);
+  EXPECT_EQ(file->mode_for_group(0), 0640u);
   EXPECT_TRUE(move("for others", S_IFREG | 0604));
-  EXPECT_EQ(file->mode(), 0604u);
+  EXPECT_EQ(file->mode_for_group(0), 0604u);
   EXPECT_EQ(seen, (std::vector<mode_t>{0600, 0600, 0600, 0600}));
 }
 

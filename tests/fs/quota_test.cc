@@ -180,7 +180,7 @@ TEST(JobTexts, CountWhateverIsCountedAnewMeanwhile) {
   ASSERT_TRUE(store->create_job("job").has_value());
   JobViewRef view = tree.job("job").value();
   const auto used = [&] { return tree.quotas().space_of(view->account())->used.bytes; };
-  std::unique_ptr<Handle> draft = view->layout().open({}, O_RDWR, false, view).value();
+  std::unique_ptr<Handle> draft = view->layout().open({}, O_RDWR, view).value();
   const std::string text(12288, ' ');
   const int64_t before = used();
 

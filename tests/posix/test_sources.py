@@ -2,8 +2,10 @@
 
 Only root can run this: it makes calls as other users, on a mount that lets all in.
 """
+import contextlib
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -362,8 +364,60 @@ class Texts(users.TestCase):
             self.assertEqual(self.move("layout.json", layout, 0o644, here), "")
             self.check_mode("layout.json", 0o644)
             self.assertEqual(self.readers("layout.json", "status.json"), [[True] * 2, [True] * 2])
-        self.assertEqual(self.move("layout.json", '{"tp": "secret"}', 0o600), "refused")
-        self.check_mode("layout.json", 0o644)
+        for here in (True, False):
+            self.assertEqual(self.move("layout.json", '{"secret": 1}', 0o600, here), "refused")
+            self.check_mode("layout.json", 0o644 if here else 0o600)
+            self.assertNotIn("secret", run_as(BOB, read_text, self.job.file("status.json")))
+
+    def test_a_name_that_is_made_anew_shows_no_former_text(self):
+        os.chmod(self.job.path, 0o777)
+        os.chmod(self.job.file("dataset"), 0o777)
+        write(self.temporary("part-0.txt"), "of ann\n")
+        private = json.dumps({"shards": self.temporary("part-0.txt"), "format": "files"})
+        self.assertEqual(self.save("dataset/source.json", private), "")
+        self.assertEqual(self.save("rules.json", '{"secret": 1}'), "EINVAL")
+        layout = read_text(self.job.file("layout.json"))
+        os.chmod(self.job.file("layout.json"), 0o600)
+
+        def make_anew(name):
+            os.umask(0)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.job.file(name))
+            with open(self.job.file(name), "w+", encoding="utf-8"):
+                for other in (name, "status.json", "dataset/status.json"):
+                    try:
+                        text = read_text(self.job.file(other))
+                    except PermissionError:
+                        continue
+                    if text:
+                        return other + ": " + text
+                os._exit(0)  # without a close that could be refused
+
+        for name in ("dataset/source.json", "layout.json", "rules.json"):
+            self.assertIn(run_as(BOB, make_anew, name), ("", "EINVAL"), name)
+            self.assertFalse(self.readers("status.json")[1][0])
+        self.assertEqual(read_text(self.job.file("layout.json")), layout)
+
+    def test_another_group_does_not_read_it(self):
+        os.chown(self.job.path, ANN[0], BOB[1])
+        os.chmod(self.job.path, 0o770)
+        os.chown(self.job.file("layout.json"), ANN[0], TEAM)
+        os.chmod(self.job.file("layout.json"), 0o640)
+        self.assertEqual(self.readers("layout.json", "status.json"), [[True] * 2, [False] * 2])
+        os.chown(self.job.file("layout.json"), ANN[0], BOB[1])
+        os.chmod(self.job.file("layout.json"), 0o644)
+        draft = write(self.temporary("draft"), read_text(self.job.file("layout.json")), 0o640, (ANN[0], TEAM))
+        inside = shutil.copy2(draft, self.job.file("draft"))
+        os.chown(inside, ANN[0], TEAM)
+        self.assertEqual(run_as(BOB, read_text, inside), "EACCES")
+        os.rename(inside, self.job.file("layout.json"))
+        self.check_mode("layout.json", 0o600)
+        self.assertEqual(run_as(BOB, read_text, self.job.file("layout.json")), "EACCES")
+
+    def test_what_was_refused_of_a_data_set(self):
+        self.assertEqual(self.save("dataset/order.json", '{"secret": 1}'), "EINVAL")
+        self.assertIn("secret", run_as(ANN, read_text, self.job.file("status.json")))
+        self.assertEqual(self.readers("status.json", "dataset/status.json"), [[True] * 2, [False] * 2])
 
 
 class DataRoots(Sources):

@@ -107,8 +107,11 @@ FsResult<NodeRef> JobDir::own_node(const std::string& name) {
                                      : name == "plan.json" ? &Job::plan_json
                                                            : &Job::plan_svg;
   auto text = [view, made] { return (view->job().*made)(); };
-  // Made of these, and an error quotes what was wrong in them.
-  auto owner = [view] { return view->owner_of_text({&view->layout(), &view->rules()}); };
+  // Made of these, or an error quotes what was wrong in them.
+  auto owner = [view] {
+    return view->owner_of_text(
+        {&view->layout(), &view->rules(), &view->source(), &view->order(), &view->consumed()});
+  };
   return table.intern(std::make_shared<TextFile>(view->key() + "/" + name, text, owner));
 }
 
@@ -128,7 +131,6 @@ FsResult<> JobDir::unlink_own(const std::string& name) {
     const JobViewRef view = job().shared_from_this();
     PTC_TRY(view->tree().errands().ask(view->key() + "/" + name, "unlink", [view, file] {
       const FsResult<> removed = file->remove();
-      if (removed && !file->exists()) (void)file->set_mode(0644);  // nothing is left to be read
       view->catch_up();  // nobody may wait for it any more
       return removed;
     }));

@@ -20,7 +20,7 @@ class LayoutFile : public Node {
     return file_.set_attributes(change, handle);
   }
   FsResult<Opened> open(const Caller& caller, int flags) override {
-    PTC_TRY(auto handle, file_.open(caller, flags, false, job_));
+    PTC_TRY(auto handle, file_.open(caller, flags, job_));
     return Opened{std::move(handle), IoMode::kDirect, 0};
   }
 

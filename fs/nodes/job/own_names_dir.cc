@@ -47,8 +47,7 @@ FsResult<Created> OwnNamesDir::create(const Caller& caller, const std::string& n
     return RealNode::create(caller, name, mode, flags);
   }
   if (file->exists() && !hides(name)) return Errno{(flags & O_EXCL) != 0 ? EEXIST : ESTALE};
-  PTC_TRY(file->set_mode(mode));
-  PTC_TRY(auto handle, file->open(caller, flags, true, job().shared_from_this()));
+  PTC_TRY(auto handle, file->create(caller, flags, mode, job().shared_from_this()));
   Opened opened{std::move(handle), IoMode::kDirect, 0};
   show(name);
   PTC_TRY(auto node, shown(name));
