@@ -74,8 +74,8 @@ class EditableFile {
   /// The file has the moved one's `mode` then.
   FsResult<> rename_over(const std::string& text, mode_t mode, const User& by, Errands& errands,
                          std::shared_ptr<void> owner, std::chrono::milliseconds waits) {
-    return by_rename({.text = text, .was = {}, .by = by, .mode = mode}, errands, std::move(owner),
-                     waits);
+    return by_rename({.text = text, .was = {}, .by = by, .mode = mode & 0777}, errands,
+                     std::move(owner), waits);
   }
   /// The same of what a rename to elsewhere does here, where the text that was taken along is
   /// `was`: as remove(), but another text stays: EAGAIN.
