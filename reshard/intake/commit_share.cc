@@ -201,6 +201,9 @@ void CommitShare::withdraw() {
   std::unique_ptr<Seal> broken;
   MutexLock lock(mutex_);
   broken = withdraw_now();
+  if (!hidden_ || settled_) return;
+  put_back();
+  hidden_ = false;
 }
 
 bool CommitShare::withdraw_unless_hidden() {

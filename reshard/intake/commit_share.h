@@ -75,7 +75,8 @@ class CommitShare {
   std::shared_ptr<ShownName> shown() const;
   std::string source_dir() const { return place_.incoming_dir() + "/" + incoming_; }
 
-  /// Anybody may write the directory again, and nothing more can be done with this.
+  /// Anybody may write the directory again, which is in its place when this returns, and nothing
+  /// more can be done with this, whoever still has it.
   void withdraw();
   /// false: it is hidden, for the decision, and stays so. Either this or hide() is first.
   bool withdraw_unless_hidden();

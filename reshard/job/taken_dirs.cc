@@ -64,18 +64,20 @@ Result<std::string> TakenDirs::rights(const json::object& request, const CommitS
   return rights_text(rights_of_tree(dir_fd.get(), incoming));
 }
 
+Result<> TakenDirs::wait_until_back(const std::string& incoming) {
+  MutexLock lock(mutex_);
+  const auto is_back = [&]() PTC_REQUIRES(mutex_) {
+    return stopped_ || !going_back_.contains(incoming);
+  };
+  if (!changed_.wait_until(mutex_, Clock::now() + kRenameTime, is_back))
+    return make_error(Code::kUnavailable, "incoming/{} is being put back", incoming);
+  return ok();
+}
+
 Result<std::string> TakenDirs::take(const json::object& request, const std::string& id) {
   PTC_TRY(const auto incoming, incoming_of(request));
   const KeyedLock::Held one =
       takes_.hold(incoming);  // it may be asked again before it has answered
-  {
-    MutexLock lock(mutex_);
-    const auto is_back = [&]() PTC_REQUIRES(mutex_) {
-      return stopped_ || !going_back_.contains(incoming);
-    };
-    if (!changed_.wait_until(mutex_, Clock::now() + kRenameTime, is_back))
-      return make_error(Code::kUnavailable, "incoming/{} is being put back", incoming);
-  }
   PTC_TRY(note(request, id));
   const auto given_up = [] {
     return make_error(Code::kConflict, "the commit was given up");
@@ -107,6 +109,9 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
                         "what became of the commit of incoming/{} before is not known yet: {}",
                         incoming, settled.error().message());
   }
+  // What is none of these any more may be about to be put back by another thread: until then its
+  // files have other names, those of images.
+  PTC_TRY(wait_until_back(incoming));
   forget_shown(incoming);
   if (share == nullptr) {
     MakeSeal seal;

@@ -106,6 +106,7 @@ class TakenDirs {
   };
   Result<std::string> take(const boost::json::object& request, const std::string& id);
   Result<std::string> rights(const boost::json::object& request, const CommitShare* share) const;
+  Result<> wait_until_back(const std::string& incoming);
   void committed(const std::string& id, const Taken& own);
   void forget_shown(const std::string& incoming, const std::string& id = "");  // "": any
   void look_after_shown(const std::stop_token& stop);
