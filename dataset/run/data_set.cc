@@ -533,7 +533,10 @@ ShownGenerationRef DataSet::generation(uint64_t number) const {
   return found == impl_->shown.end() ? nullptr : found->second;
 }
 
-void DataSet::say_refused(std::string why) { impl_->set_refused(std::move(why)); }
+void DataSet::conceal_refused(std::string_view file, const std::string& why) {
+  MutexLock lock(impl_->mutex);
+  if (impl_->refused.starts_with(file)) impl_->refused = why;
+}
 
 void DataSet::note_read_error(const Error& error) {
   MutexLock lock(impl_->mutex);

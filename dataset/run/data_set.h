@@ -129,8 +129,8 @@ class DataSet {
   std::string plan_json() const;  // "{}\n" without a run
   std::string status_json() const;
 
-  /// Why a save was refused, other than in the words that it was refused with.
-  void say_refused(std::string why);
+  /// Where it says why source.json, order.json or consumed was refused: says `why` instead.
+  void conceal_refused(std::string_view file, const std::string& why);
   /// An error of reading a shard: the last few are in status_json().
   void note_read_error(const Error& error);
   /// Until nothing is indexed or to be decided; for tests.

@@ -232,10 +232,11 @@ FsResult<> EditableFile::save_as(
   const mode_t before = this->mode(), both = before & *mode;
   PTC_TRY(decide_mode(both));
   const auto saved = save(text, by, offer);
-  if (saved) return decide_mode(*mode);
-  const bool refused = saved.error().value != EAGAIN;
-  if (refused && !source_.text()) return saved;  // whoever may read this reads why, and no others
-  if (refused && (before & ~both & 0444) != 0 && source_.conceal_refusal) source_.conceal_refusal();
+  if (saved)
+    return source_.text() == text ? decide_mode(*mode) : ok();  // else it is another's by now
+  // It goes on, or may be in force; or whoever may read this reads why, and no others.
+  if (saved.error().value == EAGAIN || !source_.text()) return saved;
+  if ((before & ~both & 0444) != 0 && source_.conceal_refusal) source_.conceal_refusal();
   if (this->mode() == both) (void)decide_mode(before);
   return saved;
 }
@@ -333,7 +334,7 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
     size = base_->size();
   }
   struct stat result =
-      virtual_stat(S_IFREG | 0644, directory.st_uid, directory.st_gid, made_, inode);
+      virtual_stat(S_IFREG | kTextMode, directory.st_uid, directory.st_gid, made_, inode);
   struct stat kept = {};
   if (::fstatat(attributes_dir().get(), attributes_path_.c_str(), &kept, AT_SYMLINK_NOFOLLOW) ==
       0) {

@@ -147,7 +147,7 @@ class EditableFile {
                      const std::function<Result<>(const std::string&, const User& by)>& offer);
   /// As agreed on.
   mode_t mode() const {
-    return source_.attributes ? source_.attributes().mode.value_or(0644) : 0644;
+    return source_.attributes ? source_.attributes().mode.value_or(kTextMode) : kTextMode;
   }
   FsResult<> decide_mode(mode_t mode);
   bool change_mode_of_drafts(mode_t mode);

@@ -138,18 +138,28 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
   source.decide_attributes = [this, name](const FileAttributes& change) {
     return as_decided(job_->change_attributes(name, change));
   };
-  source.conceal_refusal = [this, name] {
-    constexpr const char* kConcealed =
-        "what was refused is not for all to read who may read this file, and so is not told";
-    job_->note_refused_save(name, kConcealed);
-    if (name.starts_with(kDataSetName)) data_set_->say_refused(name + ": " + kConcealed);
-  };
+  source.conceal_refusal = [this, name] { conceal_refusal(name); };
   source.take = [this](int64_t more, bool must) { return take_text(more, must); };
   return source;
 }
 
+void JobView::conceal_refusal(const std::string& name) {
+  const std::string instead =
+      "what was refused is not for all to read who may read this file, and so is not told";
+  job_->conceal_refused_save(name, instead);
+  const std::string below = std::string(kDataSetName) + "/";
+  if (name.starts_with(below) && data_set_ != nullptr)
+    data_set_->conceal_refused(name.substr(below.size()), name + ": " + instead);
+}
+
 void JobView::apply_attributes() {
   MutexLock one(applying_);
+  for (const EditableFile* file : {&layout_, &rules_, &source_, &order_, &consumed_}) {
+    const mode_t mode = job_->attributes()->of(file->name()).mode.value_or(kTextMode);
+    const mode_t before =
+        std::exchange(text_modes_.try_emplace(file->name(), mode).first->second, mode);
+    if ((mode & ~before & 0444) != 0) conceal_refusal(file->name());
+  }
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);
   for (const auto& [name, file] :

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -138,6 +139,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
 
   /// Gives the job's directories the owners and modes that are agreed on.
   void apply_attributes();
+  /// What was refused of this text is quoted no more, for others may read it than before.
+  void conceal_refusal(const std::string& name);
   /// What `change` says of them, which this directory has here, is agreed on from then on; what it
   /// does not say another node may be changing. On an error it is taken back.
   FsResult<> agree_on(const std::string& name, const AttributeChange& change);
@@ -210,6 +213,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   CommitGate gate_;
   const Quotas::Account account_;
   Mutex applying_;  // before all others: what is agreed on later is applied later
+  std::map<std::string, mode_t> text_modes_ PTC_GUARDED_BY(applying_);  // by name, as applied last
   std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch

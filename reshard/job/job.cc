@@ -476,17 +476,23 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
     decision.put_attributes(*attributes);
   }
   PTC_TRY(const int64_t revision, place.commit(std::move(decision)));
-  if (had_some) take_over({{std::move(attributes)}, revision});
   knowledge.update([](KnownJob& known) {
     known.rules_text.reset();
     known.forget_error("rules.json ");
   });
+  if (had_some) take_over({{std::move(attributes)}, revision});
   return ok();
 }
 
 void Job::note_refused_save(const std::string& file, const std::string& why) {
   impl_->knowledge.update([&](KnownJob& known) { known.note_refused_save(file, why); });
   spdlog::info("job {}: {} refused: {}", name_, file, why);
+}
+
+void Job::conceal_refused_save(const std::string& file, const std::string& why) {
+  impl_->knowledge.update([&](KnownJob& known) {
+    if (known.tells_of_refused_save(file)) known.note_refused_save(file, why);
+  });
 }
 
 void Job::forget_refused_save(const std::string& file) {

@@ -145,6 +145,8 @@ class Job {
   /// next edit. Refusals by save_layout() and save_rules() are said there already.
   void note_refused_save(const std::string& file, const std::string& why);
   void forget_refused_save(const std::string& file);
+  /// Where it says why this file was not saved: says `why` instead.
+  void conceal_refused_save(const std::string& file, const std::string& why);
 
   std::string status_json() const;
   /// The reshard that runs, on all nodes together, as far as they have said so; and what of it this

@@ -30,6 +30,9 @@ struct FileAttributes {
   }
 };
 
+/// Of layout.json and its like, unless another is agreed on.
+inline constexpr uint32_t kTextMode = 0644;
+
 /// A value.
 class JobAttributes {
  public:
@@ -47,6 +50,18 @@ class JobAttributes {
     if (found == by_name_.end()) return false;
     by_name_.erase(found);
     return true;
+  }
+
+  /// While texts change from what they were with `before` to what they are with these: nobody reads
+  /// one that is closed to him.
+  JobAttributes meanwhile(const JobAttributes& before) const {
+    JobAttributes both = *this;
+    for (const auto* all : {&before.by_name_, &by_name_})
+      for (const auto& [name, attributes] : *all)
+        if (name.find('.') != std::string::npos || name.find('/') != std::string::npos)
+          both.by_name_[name].mode =
+              before.of(name).mode.value_or(kTextMode) & of(name).mode.value_or(kTextMode);
+    return both;
   }
 
   std::string to_text() const;

@@ -126,7 +126,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   PTC_TRY(const auto there, services.meta->get("jobs/" + job->name()));
   if (!there || job_id_of(there->value) != job->id())
     return make_error(Code::kNotFound, "job {} was removed", job->name());
-  take_over(std::move(state.attributes));
+  take_over_meanwhile(state.attributes);
   const std::vector<std::string> now_alive = services.cluster->alive();
   PTC_TRY(const auto now_drained, drained_nodes(*services.meta));
   if (auto to_fetch = files.lacking(files_to_read(state, *before_all, now_alive), fetched);
@@ -292,6 +292,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     }
     if (!gone.empty() && listener != nullptr) listener->names_changed();
   });
+  take_over(std::move(state.attributes));  // after the texts that they are of
   mender.note_to_refresh(mended);
   knowledge.tell();
   if (listener != nullptr) {
@@ -336,6 +337,16 @@ std::string Job::Impl::what_to_do_about(const std::string& name,
       "--force {} the whole job)",
       nodes.empty() ? "" : fmt::format("; its bytes were on {}", fmt::join(nodes, ", ")),
       job->name(), name, job->name());
+}
+
+void Job::Impl::take_over_meanwhile(const Agreed<AttributesInForce>& coming) {
+  const bool newer = knowledge.update([&](KnownJob& now) {
+    if (coming.meta_revision <= now.attributes.meta_revision) return false;
+    now.attributes.all =
+        std::make_shared<const JobAttributes>(coming.all->meanwhile(*now.attributes.all));
+    return true;
+  });
+  if (newer && listener != nullptr) listener->attributes_changed(job->name());
 }
 
 void Job::Impl::take_over(Agreed<AttributesInForce> known) {

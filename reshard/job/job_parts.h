@@ -123,6 +123,7 @@ struct Job::Impl {
   Result<Followed> hear_others();
   std::string what_to_do_about(const std::string& name, const CheckpointRecord& record) const;
   void take_over(Agreed<AttributesInForce> known);
+  void take_over_meanwhile(const Agreed<AttributesInForce>& coming);  // until then
   Result<> recover_commits();
   void remove_files_of(const CheckpointRecord& record);  // what was made here for it, too
   Result<> remove_damaged_not_in(const std::set<std::string>& ids);

@@ -156,6 +156,11 @@ void KnownJob::forget_refused_save(const std::string& file) {
   if (file == "layout.json") layout_error.reset();
 }
 
+bool KnownJob::tells_of_refused_save(const std::string& file) const {
+  return (last_error && last_error->what.starts_with(file + " refused: ")) ||
+         (file == "layout.json" && layout_error);
+}
+
 void KnownJob::set_last_plan(PlanRef plan, int64_t decided) {
   last_plan = std::move(plan);
   last_reshard = LastReshard::of(*last_plan);

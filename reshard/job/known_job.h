@@ -127,6 +127,7 @@ struct KnownJob {
   /// refused after it.
   void note_refused_save(const std::string& file, const std::string& why);
   void forget_refused_save(const std::string& file);
+  bool tells_of_refused_save(const std::string& file) const;
   void set_last_plan(PlanRef plan, int64_t decided);
   /// The decision has come: `record` is what is known from now on, and `plan` was carried out.
   void take_over(const CheckpointRecord& record, PlanRef plan);

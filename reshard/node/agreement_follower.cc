@@ -114,7 +114,9 @@ void AgreementFollower::note_put(MetaEntry entry) {
 }
 
 void AgreementFollower::note_gone(const MetaEvent& event) {
+  constexpr size_t kMost = 10000;
   MutexLock lock(mutex_);
+  if (gone_meanwhile_.size() >= kMost) gone_meanwhile_.clear();  // then all is looked at
   gone_meanwhile_.emplace_back(event.key, event.revision);
 }
 
@@ -317,6 +319,7 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   }
   if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
   PTC_TRY(std::move(whole));
+  failed_ = false;
   if (fetches.any()) return TakenOver{};
   if (!lacking)
     contents_.settle_found_images(
@@ -343,7 +346,7 @@ Result<StoreMembership::Agreed> AgreementFollower::look() {
     gone.swap(gone_meanwhile_);
   }
   for (auto& [key, revision] : gone) membership_->note_gone(std::move(key), revision);
-  PTC_TRY(auto agreed, membership_->look());
+  PTC_TRY(auto agreed, membership_->look(/*whole=*/std::exchange(failed_, true)));
   if (agreed.whole) return agreed;
   for (const auto& [name, id] : jobs_in(agreed.jobs))
     if (const JobRef job = jobs_.find(name); job != nullptr && job->id() != id)

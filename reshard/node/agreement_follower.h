@@ -138,6 +138,7 @@ class AgreementFollower final : public Follower {
   const MakeJob make_job_;
   /// Name and id of jobs that have a directory here, and are not loaded yet.
   std::map<std::string, std::string> opened_ PTC_GUARDED_BY(jobs_.changes);
+  bool failed_ PTC_GUARDED_BY(jobs_.changes) = false;  // to take all over, when that was tried last
   std::map<std::string, Looked> looked_ PTC_GUARDED_BY(jobs_.changes);  // by id
   std::atomic<bool> stops_ = false;
 

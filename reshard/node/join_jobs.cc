@@ -168,10 +168,13 @@ Result<ComparedJobs> compare_jobs(MetaClient& own, MetaClient& cluster, const Jo
   ComparedJobs compared;
   std::set<std::string> names, ids;
   for (const auto& [name, entry] : there) ids.insert(job_id_of(entry.value));
+  PTC_TRY(const auto removed, read_tombstones(cluster));
+  for (const auto& [id, name] : removed.jobs) ids.insert(id);
   for (const auto& [own_name, entry] : here) {
     const std::string& name = name_in(as, own_name);
     names.insert(name);
-    if (ids.contains(job_id_of(entry.value))) compared.there_already.push_back(own_name);
+    if (const std::string id = job_id_of(entry.value); !id.empty() && ids.contains(id))
+      compared.there_already.push_back(own_name);
     const auto same = there.find(name);
     if (same == there.end()) compared.own.push_back(name);
     else if (job_id_of(same->second.value) != job_id_of(entry.value))

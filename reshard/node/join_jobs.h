@@ -15,7 +15,8 @@ namespace ptc {
 /// Those that have been brought over already are in none of these.
 struct ComparedJobs {
   std::vector<std::string> own, others, in_both;
-  std::vector<std::string> there_already;  // of the store: the cluster has it, under any name
+  std::vector<std::string>
+      there_already;  // of the store: the cluster has it, under any name, or had
 };
 /// `as`: names that jobs of the store get in the cluster, by those that they have.
 using JobNames = std::map<std::string, std::string, std::less<>>;

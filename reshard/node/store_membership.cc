@@ -259,8 +259,9 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   if (!begun && !found.there_already.empty())
     return make_error(
         Code::kAlreadyExists,
-        "the store {} has {}, and cluster {} ({}) has the very same: it came from a copy of this "
-        "store. What is in this one would be lost: remove one of the two first (ptcfs without "
+        "the store {} has {}, and cluster {} ({}) has the very same, or had: it came from a copy "
+        "of "
+        "this store. What is in this one would be lost: remove one of the two first (ptcfs without "
         "--etcd shows those of the store), or give this node another store",
         options_.directory, fmt::join(found.there_already, ", "), options_.cluster_name,
         cluster.id);

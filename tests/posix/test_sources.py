@@ -398,6 +398,17 @@ class Texts(users.TestCase):
             self.assertFalse(self.readers("status.json")[1][0])
         self.assertEqual(read_text(self.job.file("layout.json")), layout)
 
+    def test_a_mode_that_is_widened_opens_no_former_refusal(self):
+        os.chmod(self.job.file("layout.json"), 0o600)
+        self.assertEqual(self.save("layout.json", '{"secret": 1}'), "EINVAL")
+        self.assertIn("secret", run_as(ANN, read_text, self.job.file("status.json")))
+        self.assertEqual(run_as(BOB, read_text, self.job.file("status.json")), "EACCES")
+        self.assertEqual(run_as(ANN, os.chmod, self.job.file("layout.json"), 0o644), "")
+        for user in (ANN, BOB):
+            text = run_as(user, read_text, self.job.file("status.json"))
+            self.assertNotIn("secret", text)
+            self.assertIn("is not told", text)
+
     def test_another_group_does_not_read_it(self):
         os.chown(self.job.path, ANN[0], BOB[1])
         os.chmod(self.job.path, 0o770)
