@@ -219,7 +219,7 @@ class Commits(TestCase):
         model = models.Llama(48)
         self.write(model)
         job = self.job(0)
-        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        mount.halt(self.nodes.etcd)
         try:
             self.assertEqual(self.rename(0)[0], "EAGAIN")
             self.assertEqual(os.listdir(job.file("incoming")), ["base"])

@@ -294,7 +294,7 @@ class Partition(DataSet):
                     start = time.monotonic()
                     error = mount.error_of(os.rename, source, target)
                     return error, time.monotonic() - start
-                self.nodes.etcd.send_signal(signal.SIGSTOP)
+                mount.halt(self.nodes.etcd)
                 try:
                     with concurrent.futures.ThreadPoolExecutor(1) as pool:
                         renamed = pool.submit(rename)

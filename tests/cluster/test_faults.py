@@ -88,7 +88,7 @@ class Faults(TestCase):
         """Longer than a lease lasts; PTC_ETCD_AWAY=20 for as many seconds."""
         model = models.Llama(11)
         self.commit(0, model, pp=3, replicas=1)
-        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        mount.halt(self.nodes.etcd)
         self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
         end = time.monotonic() + float(os.environ.get("PTC_ETCD_AWAY", LEASE + 2))
         while time.monotonic() < end:
@@ -113,7 +113,7 @@ class Faults(TestCase):
         def listed():
             subprocess.run(["ls", "-l", locked], stdout=subprocess.DEVNULL, check=True)
 
-        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        mount.halt(self.nodes.etcd)
         try:
             with concurrent.futures.ThreadPoolExecutor() as threads:
                 changing = threads.submit(timed, change, *arguments)
@@ -189,7 +189,7 @@ class Faults(TestCase):
         while not set(names) <= set(os.listdir(self.nodes.path(1))):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.05)
-        self.nodes.etcd.send_signal(signal.SIGSTOP)
+        mount.halt(self.nodes.etcd)
         self.addCleanup(self.nodes.etcd.send_signal, signal.SIGCONT)
         jobs = [self.nodes.job(1, name) for name in names]
         for job in jobs:
