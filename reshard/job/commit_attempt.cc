@@ -122,9 +122,16 @@ bool CommitAttempt::unheard_success() const {
   return is_unheard();
 }
 
-bool CommitAttempt::is_unheard() const {
-  return ended_ && !heard_ && !error_ && shown_ != nullptr && shown_->is_at(source_dir_) &&
-         shown_->is_empty();
+bool CommitAttempt::is_unheard() const { return ended_ && !heard_ && !error_ && shows_its_name(); }
+
+bool CommitAttempt::shows_its_name() const {
+  return shown_ != nullptr && shown_->is_at(source_dir_) && shown_->is_empty();
+}
+
+bool CommitAttempt::written_anew() const {
+  MutexLock lock(mutex_);
+  struct stat there {};
+  return hidden_ && !shows_its_name() && lstat(source_dir_.c_str(), &there) == 0;
 }
 
 void CommitAttempt::answered() {
@@ -517,6 +524,7 @@ Result<> CommitAttempt::hide() {
     Result<> hidden = share_->hide(CommitShare::Name::kShown);
     MutexLock lock(mutex_);
     shown_ = share_->shown();
+    hidden_ = hidden.has_value();
     PTC_TRY(std::move(hidden));
   }
   std::vector<std::string> nodes;

@@ -82,6 +82,9 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   std::optional<Failure> unheard_failure() const;
   /// It was decided when nobody waited any more, and its name is still shown.
   bool unheard_success() const;
+  /// Its files are hidden by now, and in their place is what somebody has put there since: that is
+  /// no part of it.
+  bool written_anew() const;
   /// Its name goes.
   void answered();
 
@@ -111,6 +114,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   void let_go();
   void settle_doubt();
   bool is_unheard() const PTC_REQUIRES(mutex_);
+  bool shows_its_name() const PTC_REQUIRES(mutex_);
   /// Asks these nodes at the same time, and hands each answer on.
   Result<> ask_all(
       const std::vector<std::string>& nodes, PeerMethod method,
@@ -142,6 +146,7 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   int64_t failed_at_ns_ PTC_GUARDED_BY(mutex_) = 0;
   bool heard_ PTC_GUARDED_BY(mutex_) = false;  // somebody got the outcome
   std::shared_ptr<ShownName> shown_ PTC_GUARDED_BY(mutex_);
+  bool hidden_ PTC_GUARDED_BY(mutex_) = false;  // what this node gave, if it gave anything
   unsigned waiting_ PTC_GUARDED_BY(mutex_) = 0;
   Clock::time_point latest_deadline_ PTC_GUARDED_BY(mutex_){};
   Clock::time_point last_asked_ PTC_GUARDED_BY(mutex_) = Clock::now();

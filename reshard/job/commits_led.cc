@@ -186,7 +186,7 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
         if (other->ended()) {
           ended_.push_back(other);
           attempts_.erase(known);
-        } else if (other->name() == name && !other->stopped()) {
+        } else if (other->name() == name && !other->stopped() && !other->written_anew()) {
           return other;
         }
       }
@@ -199,6 +199,12 @@ Result<std::shared_ptr<CommitAttempt>> CommitsLed::find(const std::string& incom
           now_ns() - failure->time_ns < std::chrono::nanoseconds(kFailureKept).count() &&
           !changed_since(uses_.place.dir + "/files/incoming/" + incoming, failure->time_ns))
         return other;  // wait() tells it; it is noted already
+      continue;
+    }
+    if (other->name() == name && other->written_anew()) {
+      // How that ends is no answer for what is there now; if it fails, this is the next to be
+      // tried.
+      if (!other->wait(deadline) || !other->ended()) return going_on(incoming);
       continue;
     }
     if (!other->withdraw())

@@ -506,6 +506,46 @@ class LateCommitTest : public CommitTest {
   }
 };
 
+/// Hidden for the decision, which takes longer than the call; what is written there meanwhile is
+/// another one's.
+TEST_F(CommitTest, WhatIsWrittenAnewMeanwhileWasNotCommitted) {
+  for (const bool decided : {false, true}) {
+    SCOPED_TRACE(decided);
+    auto slow = std::make_shared<std::atomic<bool>>(true);
+    cluster_.loses = [slow, decided](const std::string&, std::string_view method) {
+      while (*slow && method == "job/hide") usleep(10'000);
+      return !decided && method == "job/hide";
+    };
+    JobRef job = cluster_.job(0, "job");
+    auto commit_again = [&] {
+      return job->commit("base", "base", std::chrono::milliseconds(1700));
+    };
+    for (int tries = 0; tries < 20 && !std::filesystem::is_empty(incoming(0)); ++tries)
+      EXPECT_EQ(commit_again().error().errno_value(), EAGAIN);
+    ASSERT_TRUE(std::filesystem::is_empty(incoming(0)));
+    std::filesystem::remove_all(incoming(0));
+    write_file(incoming(0) + "/rank/0/notes.txt", "no tensor");
+    EXPECT_EQ(commit_again().error().errno_value(), EAGAIN);
+    *slow = false;
+    Result<> answer = ok();
+    do answer = commit_again();
+    while (answer.has_error() && answer.error().errno_value() == EAGAIN);
+    ASSERT_TRUE(answer.has_error());
+    EXPECT_EQ(answer.error().code(), decided ? Code::kAlreadyExists : Code::kInvalidArgument)
+        << answer.error().message();
+    EXPECT_EQ(read_file(incoming(0) + "/rank/0/notes.txt"), "no tensor");
+    EXPECT_EQ(job->find_checkpoint("base") != nullptr, decided);
+    std::filesystem::remove_all(incoming(0));
+    // What was hidden when that was there has another name now.
+    for (const auto& entry : std::filesystem::directory_iterator(job->files_dir() + "/incoming"))
+      if (entry.path().filename().string().starts_with("recovered-"))
+        std::filesystem::rename(entry.path(), incoming(0));
+    EXPECT_EQ(std::filesystem::exists(incoming(0) + "/rank/0"), !decided);
+  }
+  cluster_.wait_settled();
+  expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
 TEST_F(LateCommitTest, TheSameCallAgainHearsOfIt) {
   EXPECT_EQ(commit_as("other").error().code(), Code::kNotFound);
   Result<> heard = commit_as("base");
