@@ -21,6 +21,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "fs/http/http_pages.h"
@@ -154,30 +155,30 @@ class Housekeeping {
   std::chrono::steady_clock::time_point tick() {
     // Where files are not found by handles, each that the kernel knows takes a descriptor.
     const bool may_lack = !session_.tree().handles().enabled();
-    if (may_lack && were_descriptors_short()) session_.prune_names(/*all=*/true);
+    if (may_lack && were_descriptors_short()) session_.prune_names(FuseSession::Prune::kAll);
     const auto now = Clock::now();
     if (now >= next_) {
       // Of names once a minute; until they were looked at after the last use nothing is put off.
-      const bool wait_longer = !used_ && pruned_;
-      every_ = wait_longer ? std::min(2 * every_, kSeldom) : kEvery;
-      if (used_) pruned_ = false;
-      used_ = false;
+      const bool is_idle = !std::exchange(used_, false);
+      every_ = is_idle && pruned_ ? std::min(2 * every_, kSeldom) : kEvery;
+      if (!is_idle) pruned_ = false;
       next_ = now + every_;
       session_.tell_next_use();
-      keep_house();
+      keep_house(is_idle);
     }
     return may_lack && every_ == kEvery ? std::min(next_, now + kOften) : next_;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
-  void keep_house() {
+  void keep_house(bool is_idle) {
     session_.end_spare_threads();
     session_.tree().forget_old();
     if (Clock::now() >= prune_) {
-      session_.prune_names();
+      session_.prune_names(is_idle ? FuseSession::Prune::kWhereIdle
+                                   : FuseSession::Prune::kWhereMany);
       prune_ = Clock::now() + kNames;
-      pruned_ = true;
+      pruned_ = is_idle;
     }
     // What the allocator says is free it may have given back before.
     const size_t unused = unused_bytes();
@@ -200,7 +201,7 @@ class Housekeeping {
   static constexpr milliseconds kOften{200};
   static constexpr size_t kWorthBytes = 16 << 20;
   FuseSession& session_;
-  bool pruned_ = false;  // names, since the mount was used
+  bool pruned_ = false;  // names, as of a mount that is idle, since it was used
   Clock::time_point prune_ = Clock::now();
   bool used_ = true;  // since the last time
   seconds every_ = kEvery;

@@ -274,14 +274,17 @@ void FuseSession::expire_names() {
   (void)!::write(fuse_session_fd(session_), &notification, sizeof(notification));
 }
 
-void FuseSession::prune_names(bool all) {
-  constexpr size_t kVeryMany = 100'000;  // each takes half a KiB
+void FuseSession::prune_names(Prune what) {
+  constexpr size_t kVeryMany = 100'000, kMany = 10'000;  // each takes a KiB
   constexpr size_t kAtOnce = 4096;
-  if (kernel_minor_ < kMinorWithPrune || (!all && tree_.table().size() < kVeryMany)) return;
+  const size_t beyond = what == Prune::kAll ? 0 : what == Prune::kWhereMany ? kVeryMany : kMany;
+  if (kernel_minor_ < kMinorWithPrune || tree_.table().size() < beyond) return;
   for (size_t part = 0; part < NodeTable::kParts; ++part) {
     std::vector<uint64_t> ids;
     tree_.table().each_known(part, [&](const KnownNode& known) {
-      if (known.id != NodeTable::kRootId) ids.push_back(known.id);
+      if (known.id == NodeTable::kRootId) return;
+      if (what == Prune::kWhereIdle && known.node.has_content()) return;
+      ids.push_back(known.id);
     });
     for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
       const size_t count = std::min(kAtOnce, ids.size() - begin);

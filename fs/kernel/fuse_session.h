@@ -69,9 +69,11 @@ class FuseSession : public KernelCache {
   /// Calls MountOptions::stirred for the next request.
   void tell_next_use() { servers_.tell_next(); }
 
-  /// The kernel forgets names that nobody uses now, if it knows very many, or `all` the same (Linux
-  /// 6.18; before, it does so when it needs the memory). Now and then.
-  void prune_names(bool all = false);
+  /// The kernel forgets names that nobody uses now (Linux 6.18; before, it does so when it needs
+  /// the memory): kAll; kWhereMany, if it knows very many; kWhereIdle, if it knows many, but not
+  /// those with whose names it would lose bytes that it has cached. Now and then.
+  enum class Prune { kAll, kWhereMany, kWhereIdle };
+  void prune_names(Prune what);
 
   void drop_attributes(const Node& node) override;
   void drop_content(const Node& node) override;
