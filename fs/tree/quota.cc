@@ -10,6 +10,9 @@
 namespace ptc {
 namespace {
 
+constexpr auto kMoment = std::chrono::milliseconds(100);  // also on a machine that is busy
+constexpr auto kImages = std::chrono::milliseconds(2);
+
 /// Whether so much more is too much. What is less than before never is; what cannot even be counted
 /// always is.
 bool exceeds(const QuotaAmount& used, const QuotaAmount& more, const QuotaLimit& limit) {
@@ -99,20 +102,47 @@ std::vector<std::string> Quotas::jobs() const {
   return names;
 }
 
+template <class Take>
+bool Quotas::take_in_a_moment(const Take& take) {
+  const auto until = Clock::now() + kMoment;
+  for (;;) {
+    look();
+    MutexLock lock(mutex_);
+    if (take()) return true;
+    if (Clock::now() >= until || !is_any_going_locked()) return false;
+    went_.wait_for(mutex_, kImages);  // of an image nobody says when it goes
+  }
+}
+
 FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
-  look();
-  MutexLock lock(mutex_);
-  if (exceeds(account->all, amount, limit_of(*account)) ||
-      exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
-    return Errno{EDQUOT};
-  add_locked(*account, user, amount);
-  return ok();
+  const bool taken = take_in_a_moment([&]() PTC_REQUIRES(mutex_) {
+    if (exceeds(account->all, amount, limit_of(*account)) ||
+        exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
+      return false;
+    add_locked(*account, user, amount);
+    return true;
+  });
+  return taken ? FsResult<>(ok()) : Errno{EDQUOT};
 }
 
 bool Quotas::has_room(uid_t user, QuotaAmount amount) {
-  look();
-  MutexLock lock(mutex_);
-  return user == 0 || !exceeds(users_[user], amount, each_user_);
+  return take_in_a_moment([&]() PTC_REQUIRES(mutex_) {
+    return user == 0 || !exceeds(users_[user], amount, each_user_);
+  });
+}
+
+void Quotas::note_going_locked(FileRef file, std::weak_ptr<const void> image) {
+  const auto now = Clock::now();
+  while (!going_.empty() && going_.front().until <= now) going_.pop_front();
+  going_.push_back({now + kMoment, std::move(file), std::move(image)});
+}
+
+bool Quotas::is_any_going_locked() {
+  const auto now = Clock::now();
+  std::erase_if(going_, [&](const Going& one) PTC_REQUIRES(mutex_) {
+    return one.until <= now || (one.file != nullptr ? one.file->gone : one.image.expired());
+  });
+  return !going_.empty();
 }
 
 void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
@@ -157,7 +187,10 @@ void Quotas::recount(const std::string& job, const std::function<Counted()>& cou
     before.erase(held.get());
     of.images.insert_or_assign(held.get(), image);
   }
-  for (auto& [key, image] : before) of.removed.push_back(std::move(image));
+  for (auto& [key, image] : before) {
+    note_going_locked(nullptr, image.image);
+    of.removed.push_back(std::move(image));
+  }
   std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
   for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
   bool by_kernel = false;
@@ -190,12 +223,16 @@ void Quotas::settle(const Account& account) {
   MutexLock lock(mutex_);
   of.gone = true;
   clear_locked(of);
-  for (auto& [key, image] : std::exchange(of.images, {})) of.removed.push_back(std::move(image));
+  for (auto& [key, image] : std::exchange(of.images, {})) {
+    note_going_locked(nullptr, image.image);
+    of.removed.push_back(std::move(image));
+  }
   std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
   for (const Held& image : of.removed) add_locked(of, image.user, {image.bytes, 0});
   for (auto& [key, file] : of.files) {
     if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
     file->alone = true;
+    note_going_locked(file);
     add_locked(of, file->seen.user, file->seen.amount);
   }
   look_after_locked(account);
@@ -272,8 +309,10 @@ void Quotas::know_file(const Account& account, const void* key, std::function<Se
 
 void Quotas::note_nameless(const Account& account, const void* key) {
   MutexLock lock(mutex_);
-  if (const auto found = account->files.find(key); found != account->files.end())
-    found->second->alone = true;
+  const auto found = account->files.find(key);
+  if (found == account->files.end()) return;
+  found->second->alone = true;
+  note_going_locked(found->second);
 }
 
 void Quotas::forget_file(const Account& account, const void* key) {
@@ -295,6 +334,8 @@ void Quotas::forget_file(const Account& account, const void* key) {
     add_locked(*account, now.user, {now.amount.bytes - file->seen.amount.bytes, 0});
   }
   account->files.erase(key);
+  file->gone = true;
+  went_.notify_all();
 }
 
 }  // namespace ptc

@@ -10,7 +10,8 @@
 //
 // What is removed, itself or with its job, is counted until its memory is free: a file until the
 // last one closes it, an image of a checkpoint until nobody reads it. So an account can outlive its
-// job.
+// job. The kernel tells of that a moment after unlink() has returned: who would be refused for want
+// of what was removed just now waits for that moment.
 //
 // Where a limit concerns a job, its files are written and read through the daemon: what the kernel
 // writes by itself nobody counts. Files that were open before there was a limit are looked at
@@ -20,7 +21,9 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -77,7 +80,8 @@ class Quotas {
   Account account(const std::string& job);
   std::vector<std::string> jobs() const;
 
-  /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have.
+  /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have,
+  /// also a moment after the last removal of theirs.
   FsResult<> reserve(const Account& account, uid_t user, QuotaAmount amount);
   /// Whether the user may have as much more; of what will be counted by recount().
   bool has_room(uid_t user, QuotaAmount amount);
@@ -131,6 +135,7 @@ class Quotas {
     // The rest is guarded by the mutex_ of all.
     bool by_kernel = false;
     bool alone = false;  // counted by itself
+    bool gone = false;   // not counted any more
     Seen seen;           // when it was looked at last
   };
   using FileRef = std::shared_ptr<File>;
@@ -146,6 +151,18 @@ class Quotas {
     std::vector<Held> removed;                     // and of no checkpoint any more
     bool gone = false, looked_after = false;
   };
+  using Clock = std::chrono::steady_clock;
+  /// It was removed, and may take its space for just a moment more.
+  struct Going {
+    Clock::time_point until;
+    FileRef file;                     // or
+    std::weak_ptr<const void> image;  // of a checkpoint
+  };
+  void note_going_locked(FileRef file, std::weak_ptr<const void> image = {}) PTC_REQUIRES(mutex_);
+  bool is_any_going_locked() PTC_REQUIRES(mutex_);
+  /// Takes it, if it fits; for that it waits a moment for what goes.
+  template <class Take>
+  bool take_in_a_moment(const Take& take);
   QuotaLimit limit_of(const Job& job) const PTC_REQUIRES(mutex_) {
     return job.limit.value_or(each_job_);
   }
@@ -164,6 +181,8 @@ class Quotas {
   std::unordered_map<std::string, Account> jobs_ PTC_GUARDED_BY(mutex_);
   std::vector<Account> looked_after_ PTC_GUARDED_BY(mutex_);
   std::unordered_map<uid_t, QuotaAmount> users_ PTC_GUARDED_BY(mutex_);
+  ConditionVariable went_;
+  std::deque<Going> going_ PTC_GUARDED_BY(mutex_);  // the oldest first
 };
 
 }  // namespace ptc

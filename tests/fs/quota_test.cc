@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -165,6 +166,37 @@ TEST_F(QuotasTest, AnImageCountsWhileItIsRead) {
   image.reset();
   reader.reset();
   EXPECT_EQ(left(), 100);
+}
+
+/// That of a file the kernel tells of by and by, and nobody of an image.
+TEST_F(QuotasTest, WhatWasRemovedAMomentAgoIsWaitedFor) {
+  using namespace std::chrono_literals;
+  const Quotas::Account job = quotas_.account("job");
+  const auto reserve_while = [&](const std::function<void()>& goes) {
+    const std::jthread other([&] {
+      std::this_thread::sleep_for(10ms);
+      goes();
+    });
+    return fits(60);
+  };
+  EXPECT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
+  know(job, false);
+  EXPECT_FALSE(reserve_while([] {}));
+  named_ = false;
+  quotas_.note_nameless(job, this);
+  EXPECT_TRUE(reserve_while([&] { quotas_.forget_file(job, this); }));
+  auto image = std::make_shared<int>();
+  quotas_.recount("job", [&] { return Quotas::Counted{{}, {{kAnn, 60, image}}}; });
+  quotas_.recount("job", [] { return Quotas::Counted(); });
+  EXPECT_TRUE(reserve_while([&] { image.reset(); }));
+  // Not for what stays in use.
+  know(job, false);
+  EXPECT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
+  quotas_.note_nameless(job, this);
+  EXPECT_FALSE(fits(60));
+  const auto before = std::chrono::steady_clock::now();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(fits(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, 10s);
 }
 
 /// What a draft of a text takes is in a number that is looked at when its job is counted anew.
