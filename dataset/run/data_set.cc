@@ -136,7 +136,8 @@ void DataSet::Impl::take_over(const DataSetState& now) {
   shown = std::move(next);
 }
 
-Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& change) {
+Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& change,
+                               const Commit& commit) {
   auto decided = [&]() -> Result<> {
     if (options.may_decide) {
       PTC_TRY(options.may_decide());
@@ -144,7 +145,7 @@ Result<> DataSet::Impl::decide(const std::function<Result<>(DataSetState&)>& cha
     PTC_TRY(look_at_layout());  // of which this node may not have heard yet: what fits it must not
                                 // be refused
     MutexLock lock(changes);
-    PTC_TRY(const DataSetState now, record.update(change));
+    PTC_TRY(const DataSetState now, record.update(change, commit));
     take_over(now);
     return ok();
   }();
@@ -381,7 +382,7 @@ std::optional<std::string> DataSet::order_text() const {
 }
 
 Result<> DataSet::save_source(const std::string& text, const User& by,
-                              std::chrono::milliseconds wait) {
+                              std::chrono::milliseconds wait, const Commit& commit) {
   std::shared_ptr<const Impl::Check> check;
   auto look = [&]() -> Result<> {
     PTC_TRY(const SourceSpec spec, parse_source(text));
@@ -394,18 +395,19 @@ Result<> DataSet::save_source(const std::string& text, const User& by,
     return good;
   }
   impl_->end_checking(check.get());
-  return impl_->decide([&](DataSetState& next) -> Result<> {
+  const auto change = [&](DataSetState& next) -> Result<> {
     const DataSetState::Saved saved{
         std::max(next.saved ? next.saved->number + 1 : 1, nanoseconds_now()), by};
     if (!good) return Error(good.error()).with_context("source.json");
     next.source = text;
     next.saved = saved;
     return ok();
-  });
+  };
+  return impl_->decide(change, commit);
 }
 
-Result<> DataSet::save_order(const std::string& text) {
-  return impl_->decide([&](DataSetState& next) PTC_REQUIRES(impl_->changes) -> Result<> {
+Result<> DataSet::save_order(const std::string& text, const Commit& commit) {
+  const auto change = [&](DataSetState& next) PTC_REQUIRES(impl_->changes) -> Result<> {
     const auto spec = OrderSpec::parse(text);
     if (!spec) return Error(spec.error()).with_context("order.json");
     next.order = text;
@@ -413,7 +415,8 @@ Result<> DataSet::save_order(const std::string& text) {
     if (!fits)
       return Error(fits.error()).with_context("order.json: " + json_place(text, {"batch"}));
     return ok();
-  });
+  };
+  return impl_->decide(change, commit);
 }
 
 Result<> DataSet::remove_source() {
@@ -451,8 +454,8 @@ std::string DataSet::consumed_text() const {
   return fmt::format("{}\n", impl_->state.consumed);
 }
 
-Result<> DataSet::save_consumed(std::string_view text) {
-  return impl_->decide([&](DataSetState& next) -> Result<> {
+Result<> DataSet::save_consumed(std::string_view text, const Commit& commit) {
+  const auto change = [&](DataSetState& next) -> Result<> {
     PTC_TRY(const uint64_t count, parse_consumed(text));
     if (count == next.consumed) return ok();
     if (!next.plan)
@@ -486,7 +489,8 @@ Result<> DataSet::save_consumed(std::string_view text) {
     next.consumed = back.value().consumed;
     next.dp = dp;
     return ok();
-  });
+  };
+  return impl_->decide(change, commit);
 }
 
 void DataSet::set_dp(DataParallel dp) {

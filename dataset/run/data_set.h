@@ -95,11 +95,13 @@ class DataSet {
   /// consumed are refused then (status_json()). kPermissionDenied: `by` may not read what it names.
   /// What the shards' file system has not answered in two seconds, the index says. kConflict: it
   /// has not answered within `wait`, which is less: the same save again goes on with that.
+  /// `commit`: its decision is committed so, and not as options say; also where nothing changes.
+  using Commit = std::function<Result<int64_t>(MetaTransaction)>;
   Result<> save_source(const std::string& text, const User& by,
-                       std::chrono::milliseconds wait = kCheckingTakes);
+                       std::chrono::milliseconds wait = kCheckingTakes, const Commit& commit = {});
   static constexpr std::chrono::seconds kCheckingTakes{2};
   /// Takes effect at `consumed`, as RunPlan::change() says.
-  Result<> save_order(const std::string& text);
+  Result<> save_order(const std::string& text, const Commit& commit = {});
   /// Refused once anything is consumed.
   Result<> remove_source();
   Result<> remove_order();
@@ -109,7 +111,7 @@ class DataSet {
   std::string consumed_text() const;  // "1024\n"
   /// A count of positions, in decimal digits. More than before: noted. Less: the run goes back
   /// there, if a checkpoint says so too (checkpoint_has).
-  Result<> save_consumed(std::string_view text);
+  Result<> save_consumed(std::string_view text, const Commit& commit = {});
 
   /// Another layout is in force. What that changes is decided in the background.
   void set_dp(DataParallel dp);

@@ -26,7 +26,7 @@ struct DataSet::Impl {
 
   void start(StepPool& pool);
   /// Writes a decision and takes it over; says in status.json why it was refused.
-  Result<> decide(const std::function<Result<>(DataSetState&)>& change);
+  Result<> decide(const std::function<Result<>(DataSetState&)>& change, const Commit& commit = {});
   /// Brings the plan to what order, source and dp say.
   Result<> bring_up_to_date(DataSetState& state) const PTC_REQUIRES(changes);
   void take_over(const DataSetState& now) PTC_REQUIRES(changes);

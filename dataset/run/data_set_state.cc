@@ -97,13 +97,13 @@ Result<DataSetState> DataSetRecord::read() const {
   return std::move(found.state);
 }
 
-Result<DataSetState> DataSetRecord::update(
-    const std::function<Result<>(DataSetState&)>& decide) const {
+Result<DataSetState> DataSetRecord::update(const std::function<Result<>(DataSetState&)>& decide,
+                                           const Commit& commit) const {
   for (int tries = 0;; ++tries) {
     PTC_TRY(const Read before, read_all());
     DataSetState after = before.state;
     PTC_TRY(decide(after));
-    if (after == before.state) return after;
+    if (after == before.state && !commit) return after;
     PTC_TRY(const auto job, meta_.get("jobs/" + job_));
     if (!job) return make_error(Code::kNotFound, "job {} was removed", job_);
     MetaTransaction transaction;
@@ -119,7 +119,9 @@ Result<DataSetState> DataSetRecord::update(
         transaction.deletes.push_back(key);
       }
     }
-    const Result<int64_t> committed = commit_ ? commit_(transaction) : meta_.commit(transaction);
+    const Result<int64_t> committed = commit    ? commit(transaction)
+                                      : commit_ ? commit_(transaction)
+                                                : meta_.commit(transaction);
     if (committed) return after;
     if (committed.error().code() != Code::kConflict || tries == kMostTries)
       return committed.error();

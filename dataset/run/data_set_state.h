@@ -48,8 +48,10 @@ class DataSetRecord {
   Result<DataSetState> read() const;
   /// Reads, lets `decide` change the state, and writes what it changed; again where somebody else
   /// was quicker. Nothing changed: nothing is written. kNotFound: the job is no more. Returns the
-  /// new state.
-  Result<DataSetState> update(const std::function<Result<>(DataSetState&)>& decide) const;
+  /// new state. `commit`: for this one, also where nothing changed.
+  using Commit = std::function<Result<int64_t>(MetaTransaction)>;
+  Result<DataSetState> update(const std::function<Result<>(DataSetState&)>& decide,
+                              const Commit& commit = {}) const;
   std::string prefix() const { return "jobs/" + job_ + "/dataset/"; }
 
  private:

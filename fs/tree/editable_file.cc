@@ -133,7 +133,7 @@ class EditHandle : public Handle {
       mode = draft_->mode;
       draft_->offered = true;
     }
-    PTC_TRY(file_.save_as(text, mode, user_, file_.source_.save));
+    PTC_TRY(file_.save_as(text, {user_, mode}, file_.source_.save));
     MutexLock lock(file_.mutex_);
     if (draft_->mode == mode) draft_->mode.reset();
     if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
@@ -148,6 +148,25 @@ class EditHandle : public Handle {
   const bool may_read_;
 };
 
+/// While it lives the file lets no more than this.
+class EditableFile::ModeOfSave {
+ public:
+  ModeOfSave(EditableFile& file, mode_t both) : file_(file) {
+    MutexLock lock(file_.mutex_);
+    own_ = file_.saves_.insert(both);
+  }
+  ~ModeOfSave() {
+    MutexLock lock(file_.mutex_);
+    file_.saves_.erase(own_);
+  }
+  ModeOfSave(const ModeOfSave&) = delete;
+  ModeOfSave& operator=(const ModeOfSave&) = delete;
+
+ private:
+  EditableFile& file_;
+  std::multiset<mode_t>::iterator own_;
+};
+
 EditableFile::EditableFile(std::string name, Source source)
     : name_(std::move(name)), source_(std::move(source)), made_(now()) {}
 
@@ -159,12 +178,10 @@ bool EditableFile::exists() const {
   return std::any_of(drafts_.begin(), drafts_.end(), [](const Draft& d) { return d.created; });
 }
 
-FsResult<> EditableFile::save(
-    const std::string& text, const User& by,
-    const std::function<Result<>(const std::string&, const User& by)>& offer) {
+FsResult<> EditableFile::save(const std::string& text, const TextSave& how, const Offer& offer) {
   std::optional<std::string> before = source_.text();
   PTC_TRY(count_text(std::max(text.size(), before ? before->size() : 0), false));
-  const Result<> saved_now = offer(text, by);
+  const Result<> saved_now = offer(text, how);
   (void)count_text(saved_now ? text.size() : before ? before->size() : 0, true);
   PTC_TRY(as_decided(saved_now));
   if (before != text) note_time();
@@ -212,7 +229,7 @@ FsResult<> EditableFile::by_rename(Rename asked, Errands& errands, std::shared_p
 void EditableFile::carry_out(Rename& rename) {
   FsResult<> outcome = Errno{ENOMEM};
   try {
-    outcome = rename.text ? save_as(*rename.text, rename.mode, rename.by,
+    outcome = rename.text ? save_as(*rename.text, {rename.by, rename.mode},
                                     source_.rename_over ? source_.rename_over : source_.save)
                           : as_decided(source_.remove_if(rename.was));
   } catch (const std::exception&) {  // no memory
@@ -223,26 +240,27 @@ void EditableFile::carry_out(Rename& rename) {
   rename_ended_.notify_all();
 }
 
-/// At no time is the new text read by whom it is closed to, nor the old one. Refused, the text in
-/// force has the mode that it had, unless somebody changed that meanwhile.
-FsResult<> EditableFile::save_as(
-    const std::string& text, std::optional<mode_t> mode, const User& by,
-    const std::function<Result<>(const std::string&, const User& by)>& offer) {
-  if (!mode) return save(text, by, offer);
-  const mode_t before = this->mode(), both = before & *mode;
-  PTC_TRY(decide_mode(both));
-  const auto saved = save(text, by, offer);
-  if (saved)
-    return source_.text() == text ? decide_mode(*mode) : ok();  // else it is another's by now
-  // It goes on, or may be in force; or whoever may read this reads why, and no others.
-  if (saved.error().value == EAGAIN || !source_.text()) return saved;
-  if ((before & ~both & 0444) != 0 && source_.conceal_refusal) source_.conceal_refusal();
-  if (this->mode() == both) (void)decide_mode(before);
+/// At no time is the new text read by whom it is closed to, nor the old one, nor why it was
+/// refused.
+FsResult<> EditableFile::save_as(const std::string& text, const TextSave& how, const Offer& offer) {
+  if (!how.mode || !source_.attributes) return save(text, how, offer);
+  const mode_t before = agreed_mode(), both = before & *how.mode;
+  const ModeOfSave meanwhile(*this, both);
+  const auto saved = save(text, how, offer);
+  if (saved || saved.error().value == EAGAIN || (before & ~both & 0444) == 0) return saved;
+  // Who may read the text in force is told no more; where there is none, who saves the first is.
+  if ((source_.text() || !decide_mode(both)) && source_.conceal_refusal) source_.conceal_refusal();
   return saved;
 }
 
+mode_t EditableFile::let_by_saves() const {
+  mode_t all = 07777;
+  for (const mode_t both : saves_) all &= both;
+  return all;
+}
+
 FsResult<> EditableFile::decide_mode(mode_t mode) {
-  if (!source_.decide_attributes || mode == this->mode()) return ok();
+  if (!source_.decide_attributes || mode == agreed_mode()) return ok();
   FileAttributes change;
   change.mode = mode;
   return source_.decide_attributes(change);
@@ -352,6 +370,7 @@ struct stat EditableFile::attributes(const struct stat& directory, ino_t inode) 
     result.st_uid = agreed.uid.value_or(result.st_uid);
     result.st_gid = agreed.gid.value_or(result.st_gid);
     if (agreed.mode) result.st_mode = S_IFREG | *agreed.mode;
+    result.st_mode &= S_IFMT | let_by_saves();
     for (const Draft& draft : drafts_)
       if (draft.mode)
         result.st_mode = S_IFREG | (is_there ? result.st_mode & *draft.mode : *draft.mode);

@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "fs/tree/errands.h"
@@ -24,6 +25,12 @@ namespace ptc {
 /// `mode` for a file of the group `other`: who is of that was one of the others.
 mode_t mode_for_group(mode_t mode, gid_t group, gid_t other);
 
+/// How a text is saved.
+struct TextSave {
+  User by;
+  std::optional<mode_t> mode = {};  // that the file has from then on, by the same decision
+};
+
 /// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
 /// draft of its own; readers see the accepted text; a draft is offered when its handle is closed or
 /// synced. A refused draft stays with its handle, which may mend it.
@@ -32,11 +39,11 @@ class EditableFile {
  public:
   struct Source {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
-    std::function<Result<>(const std::string&, const User& by)> save;
+    std::function<Result<>(const std::string&, const TextSave&)> save;
     std::function<Result<>()> remove;  // what unlink means
     /// Saves by a rename; left out: as `save`. kConflict: what it waits for goes on, and the same
     /// rename again goes on with it.
-    std::function<Result<>(const std::string&, const User& by)> rename_over = {};
+    std::function<Result<>(const std::string&, const TextSave&)> rename_over = {};
     /// As `remove`, if it still is this text, else kConflict; left out where nothing is decided by
     /// that.
     std::function<Result<>(const std::string&)> remove_if = {};
@@ -67,7 +74,9 @@ class EditableFile {
   bool exists() const;
 
   /// Offers a text. EINVAL when refused; the job says why in status.json.
-  FsResult<> save(const std::string& text, const User& by) { return save(text, by, source_.save); }
+  FsResult<> save(const std::string& text, const User& by) {
+    return save(text, TextSave{by}, source_.save);
+  }
   /// As a rename does, in a thread of its own: whoever asks `waits` for so long at most. EAGAIN: it
   /// goes on, and the same again goes on with it; it may come to its end without that. Until then
   /// that thread holds `owner`, which owns this object, and may be the last that does.
@@ -142,17 +151,23 @@ class EditableFile {
   FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags,
                                          std::optional<mode_t> created,
                                          std::shared_ptr<void> owner);
-  /// Of a file that has this `mode`; nullopt: the one that is here.
-  FsResult<> save_as(const std::string& text, std::optional<mode_t> mode, const User& by,
-                     const std::function<Result<>(const std::string&, const User& by)>& offer);
-  /// As agreed on.
-  mode_t mode() const {
+  using Offer = std::function<Result<>(const std::string&, const TextSave&)>;
+  /// Of a file that has the mode `how` says; nullopt: the one that is here.
+  FsResult<> save_as(const std::string& text, const TextSave& how, const Offer& offer);
+  mode_t agreed_mode() const {
     return source_.attributes ? source_.attributes().mode.value_or(kTextMode) : kTextMode;
   }
+  /// As it shows here: while texts are saved, what both the old and the new one let.
+  mode_t mode() const {
+    const mode_t agreed = agreed_mode();
+    MutexLock lock(mutex_);
+    return agreed & let_by_saves();
+  }
+  class ModeOfSave;
+  mode_t let_by_saves() const PTC_REQUIRES(mutex_);
   FsResult<> decide_mode(mode_t mode);
   bool change_mode_of_drafts(mode_t mode);
-  FsResult<> save(const std::string& text, const User& by,
-                  const std::function<Result<>(const std::string&, const User& by)>& offer);
+  FsResult<> save(const std::string& text, const TextSave& how, const Offer& offer);
   bool has_base() const PTC_REQUIRES(mutex_);
   FsResult<> resize(Draft& draft, uint64_t size) PTC_REQUIRES(mutex_);
   void end(Drafts::iterator draft) PTC_REQUIRES(mutex_);
@@ -178,6 +193,7 @@ class EditableFile {
   std::weak_ptr<const std::string> read_
       PTC_GUARDED_BY(mutex_);             // what readers have open, for the next one
   Drafts drafts_ PTC_GUARDED_BY(mutex_);  // of handles that may write, newest change first
+  std::multiset<mode_t> saves_ PTC_GUARDED_BY(mutex_);  // that change the mode: both of each
   std::optional<std::string> base_
       PTC_GUARDED_BY(mutex_);  // after truncate(2) by path: what the next writer begins
   std::chrono::steady_clock::time_point base_since_

@@ -56,15 +56,17 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
       layout_("layout.json",
               agreed("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
                                      .save =
-                                         [this](const std::string& t, const User&) {
-                                           return say_saved(layout_, save_layout(t), true);
+                                         [this](const std::string& t, const TextSave& how) {
+                                           return say_saved(layout_, save_layout(t, how.mode),
+                                                            true);
                                          },
                                      .remove = []() -> Result<> { return ok(); }})),
       rules_("rules.json",
              agreed("rules.json", {.text = [this] { return job_->rules_text(); },
                                    .save =
-                                       [this](const std::string& t, const User&) {
-                                         return say_saved(rules_, job_->save_rules(t), true);
+                                       [this](const std::string& t, const TextSave& how) {
+                                         return say_saved(rules_, job_->save_rules(t, how.mode),
+                                                          true);
                                        },
                                    .remove = [this] { return job_->remove_rules(); },
                                    .remove_if =
@@ -77,27 +79,30 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
               agreed("dataset/source.json",
                      {.text = [this] { return data_set_->source_text(); },
                       .save =
-                          [this](const std::string& t, const User& by) {
-                            return say_saved(source_, data_set_->save_source(t, by));
+                          [this](const std::string& t, const TextSave& how) {
+                            return say_saved(source_, save_source(t, how, DataSet::kCheckingTakes));
                           },
                       .remove = []() -> Result<> { return ok(); },
                       .rename_over =
-                          [this](const std::string& t, const User& by) {
-                            return say_saved(source_, data_set_->save_source(t, by, kRenameWaits));
+                          [this](const std::string& t, const TextSave& how) {
+                            return say_saved(source_, save_source(t, how, kRenameWaits));
                           }})),
       order_("dataset/order.json",
              agreed("dataset/order.json", {.text = [this] { return data_set_->order_text(); },
                                            .save =
-                                               [this](const std::string& t, const User&) {
-                                                 return say_saved(order_, data_set_->save_order(t));
+                                               [this](const std::string& t, const TextSave& how) {
+                                                 return say_saved(
+                                                     order_, data_set_->save_order(
+                                                                 t, committed_with(order_, how)));
                                                },
                                            .remove = []() -> Result<> { return ok(); }})),
       consumed_("dataset/consumed",
                 agreed("dataset/consumed",
                        {.text = [this] { return std::optional(data_set_->consumed_text()); },
                         .save =
-                            [this](const std::string& t, const User&) {
-                              return say_saved(consumed_, data_set_->save_consumed(t));
+                            [this](const std::string& t, const TextSave& how) {
+                              return say_saved(consumed_, data_set_->save_consumed(
+                                                              t, committed_with(consumed_, how)));
                             },
                         .remove = []() -> Result<> { return ok(); }})),
       account_(tree.quotas().account(job_->name())) {
@@ -274,7 +279,7 @@ void JobView::open_data_set() {
 }
 
 /// A layout of another dp must suit the data set, too, where that is now.
-Result<> JobView::save_layout(const std::string& text) {
+Result<> JobView::save_layout(const std::string& text, std::optional<mode_t> mode) {
   const Result<Layout> wanted = Layout::parse(text);
   if (wanted && text != job_->layout_text() && job_->may_decide()) {
     const Result<> fits = data_set_->check_dp(wanted.value().spec.sizes.dp);
@@ -286,7 +291,21 @@ Result<> JobView::save_layout(const std::string& text) {
       return error;
     }
   }
-  return job_->save_layout(text);
+  return job_->save_layout(text, mode);
+}
+
+Result<> JobView::save_source(const std::string& text, const TextSave& how,
+                              std::chrono::milliseconds wait) {
+  return data_set_->save_source(text, how.by, wait, committed_with(source_, how));
+}
+
+/// What the data set decides about a text, and what mode that has: one transaction.
+DataSet::Commit JobView::committed_with(const EditableFile& file, const TextSave& how) {
+  if (!how.mode) return {};
+  Job::NewAttributes with{file.name(), {}};
+  with.change.mode = *how.mode;
+  return
+      [this, with](const MetaTransaction& transaction) { return job_->decide(transaction, with); };
 }
 
 Result<> JobView::say_saved(const EditableFile& file, Result<> saved, bool said) {

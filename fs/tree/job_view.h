@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -198,7 +199,10 @@ class JobView : public std::enable_shared_from_this<JobView> {
   void open_data_set();
   EditableFile::Source agreed(std::string name, EditableFile::Source source);
   FsResult<> take_text(int64_t more, bool must);
-  Result<> save_layout(const std::string& text);
+  Result<> save_layout(const std::string& text, std::optional<mode_t> mode);
+  Result<> save_source(const std::string& text, const TextSave& how,
+                       std::chrono::milliseconds wait);
+  DataSet::Commit committed_with(const EditableFile& file, const TextSave& how);
   /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is
   /// not accepted.
   Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);

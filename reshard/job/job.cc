@@ -28,13 +28,6 @@
 
 namespace ptc {
 
-namespace {
-
-// With layout.json in one value of the metadata, and in one transaction with the layout's spec.
-constexpr size_t kMostRulesBytes = 128 << 10, kMostLayoutWithRules = 400 << 10;
-
-}  // namespace
-
 PartShelf::ImageNames Job::Impl::images_of(const std::string& id) const {
   PartShelf::ImageNames names;
   const JobKnowledge::Snapshot known = knowledge.now();
@@ -76,6 +69,10 @@ MetaClient& Job::meta() const { return *impl_->services.meta; }
 Result<> Job::may_decide() const { return check_member(*impl_->services.cluster); }
 Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->place.commit(std::move(transaction));
+}
+Result<int64_t> Job::decide(const MetaTransaction& transaction,
+                            const std::optional<NewAttributes>& also) {
+  return impl_->decide(transaction, also);
 }
 void Job::tell_data_set_changed() const {
   tell_others_of_data_set(*impl_->services.cluster, impl_->place.which());
@@ -281,222 +278,6 @@ Result<> Job::Impl::see_what_came_back() {
       return make_error(Code::kUnavailable, "{}; {} has just come back: save the layout again",
                         *loss, image.node);
   return ok();
-}
-
-Result<> Job::save_layout(const std::string& text) {
-  PTC_TRY(impl_->see_what_came_back());
-  PTC_TRY(impl_->save_layout(text));
-  tell_others(*impl_->services.cluster, name_);
-  return ok();
-}
-
-Result<> Job::Impl::save_layout(const std::string& text) {
-  MutexLock change(decisions.mutex());
-  const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
-  std::optional<Agreed<RulesText>> rules;                 // of which the layout speaks
-  if (const auto said = Layout::parse(text); said && said.value().rules == kRulesFile) {
-    PTC_TRY(rules, JobRecord::read_rules(*services.meta, job->name()));
-    if (rules->text != before->rules_text)
-      return make_error(Code::kUnavailable,
-                        "rules.json of job {} has changed just now: save the layout again",
-                        job->name());
-  }
-  Result<Layout> layout = read_layout(text, *before);
-  if (text == before->saved.text &&
-      (layout.has_error() || layout.value().spec.rules == before->saved.layout.spec.rules)) {
-    job->forget_refused_save("layout.json");
-    // It is wanted still, and failed.
-    if (before->failed && before->failed->revision == before->saved.revision)
-      return want_layout_again();
-    return ok();
-  }
-  auto refuse = [&](Error error) {
-    job->note_refused_save("layout.json", error.message());
-    return Error(Code::kInvalidArgument, error.message());
-  };
-  if (layout.has_error()) return refuse(std::move(layout).error());
-  Result<> fits = check_layout(text, layout.value());
-  if (fits.has_error()) return refuse(std::move(fits).error());
-
-  JobDecision decision(job->name());
-  const LayoutEdit edit{text, std::move(layout).value(), before->saved.revision + 1};
-  const std::string spec_name = edit.layout.spec.name();
-  // 32 bits of hash are not always enough.
-  if (const auto known = before->custom_specs.find(spec_name);
-      known != before->custom_specs.end() && !(known->second == edit.layout.spec))
-    return refuse(
-        invalid_argument("another layout of this job has the name {} already", spec_name));
-  decision.rests_on(before->saved);
-  if (rules) decision.rests_on(*rules);
-  for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
-  decision.put(edit);
-  decision.put(edit.layout.spec);
-  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
-  knowledge.update([&](KnownJob& known) {
-    known.saved = {edit, meta_revision};
-    known.custom_specs[spec_name] = edit.layout.spec;
-    known.forget_errors();
-    activities.stop_reshards();  // what finds the newer edit begins after that
-  });
-  knowledge.tell();
-  spdlog::info("job {}: layout {} accepted as revision {}", job->name(), spec_name, edit.revision);
-  return ok();
-}
-
-/// By another revision of its key all nodes hear that it is.
-Result<> Job::Impl::want_layout_again() {
-  JobDecision decision(job->name());
-  const JobKnowledge::Snapshot before = knowledge.now();
-  decision.rests_on(before->saved);
-  decision.put(before->saved);
-  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
-  knowledge.update([&](KnownJob& known) {
-    known.saved.meta_revision = meta_revision;
-    known.failed.reset();
-    known.forget_errors();
-    // What failed may have been copies of an older checkpoint.
-    known.look_anyway = services.cluster->shares_bytes();
-  });
-  knowledge.tell();
-  return ok();
-}
-
-Result<Layout> Job::read_layout(const std::string& text) const {
-  return impl_->read_layout(text, *impl_->knowledge.now());
-}
-
-/// With the rules that it speaks of.
-Result<Layout> Job::Impl::read_layout(const std::string& text, const KnownJob& known) const {
-  PTC_TRY(Layout layout, Layout::parse(text));
-  if (layout.rules.empty()) return layout;
-  const auto refuse = [&](const std::string& why) {
-    return invalid_argument("{}: {}", json_place(text, {"rules"}), why);
-  };
-  if (layout.rules != kRulesFile) {
-    layout.spec.rules = known.rules_of_id(layout.rules);
-    if (layout.spec.rules) return layout;
-  }
-  if (known.rules_text) {
-    PTC_TRY(auto own, RuleSet::parse(*known.rules_text));
-    const LayoutRules rules(std::move(own));
-    if (layout.rules == kRulesFile || layout.rules == rules.id()) {
-      if (rules.text().size() > kMostRulesBytes ||
-          text.size() + rules.text().size() > kMostLayoutWithRules)
-        return refuse(fmt::format(
-            "rules.json is {} bytes long, with what it extends: those of a layout are at most {}, "
-            "and {} with layout.json",
-            rules.text().size(), kMostRulesBytes, kMostLayoutWithRules));
-      const LayoutRules same_id = known.rules_of_id(rules.id());
-      if (same_id && !(same_id == rules))
-        return refuse("other rules of a layout of this job have the same id: change a description");
-      layout.spec.rules = rules;
-      return layout;
-    }
-  }
-  if (layout.rules == kRulesFile && known.saved.layout.rules == kRulesFile) {
-    layout.spec.rules = known.saved.layout.spec.rules;  // it was removed since: they stay in force
-    return layout;
-  }
-  if (layout.rules == kRulesFile) return refuse("this job has no rules.json");
-  return refuse(fmt::format("no layout of this job had rules {}", layout.rules));
-}
-
-std::optional<std::string> Job::rules_text() const { return impl_->knowledge.now()->rules_text; }
-
-std::shared_ptr<const JobAttributes> Job::attributes() const {
-  return impl_->knowledge.now()->attributes.all;
-}
-
-Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
-  constexpr int kMostTries = 50;
-  for (int tries = 0;; ++tries) {
-    PTC_TRY(const auto before, JobRecord::read_attributes(*impl_->services.meta, name_));
-    JobAttributes attributes = *before.all;
-    attributes.update(name, change);
-    JobDecision decision(name_);
-    decision.rests_on(before);
-    decision.put_attributes(attributes);
-    const Result<int64_t> committed = impl_->place.commit(std::move(decision));
-    if (committed) {
-      impl_->take_over(
-          {{std::make_shared<const JobAttributes>(std::move(attributes))}, committed.value()});
-      tell_others(*impl_->services.cluster, name_);
-      return ok();
-    }
-    if (committed.error().code() != Code::kConflict || tries == kMostTries)
-      return committed.error();
-  }
-}
-
-Result<> Job::save_rules(const std::string& text) {
-  PTC_TRY(impl_->save_rules(text));
-  tell_others(*impl_->services.cluster, name_);
-  return ok();
-}
-
-Result<> Job::Impl::save_rules(const std::string& text) {
-  MutexLock change(decisions.mutex());
-  Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
-  if (parsed.has_error()) {
-    job->note_refused_save("rules.json", parsed.error().message());
-    return std::move(parsed).error();
-  }
-  JobDecision decision(job->name());
-  decision.put_rules(text);
-  PTC_TRY(place.commit(std::move(decision)));
-  knowledge.update([&](KnownJob& known) {
-    known.rules_text = text;
-    known.forget_error("rules.json ");
-  });
-  return ok();
-}
-
-Result<> Job::remove_rules(const std::optional<std::string>& only) {
-  PTC_TRY(impl_->remove_rules(only));
-  tell_others(*impl_->services.cluster, name_);
-  return ok();
-}
-
-Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
-  MutexLock change(decisions.mutex());
-  JobDecision decision(job->name());
-  if (only) {
-    PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
-    if (!rules.text || *rules.text != *only)
-      return make_error(Code::kConflict, "rules.json has changed meanwhile");
-    decision.rests_on(rules);
-  }
-  decision.remove_rules();
-  // Its owner and mode go with it.
-  PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
-  auto attributes = std::make_shared<JobAttributes>(*before.all);
-  const bool had_some = attributes->erase("rules.json");
-  if (had_some) {
-    decision.rests_on(before);
-    decision.put_attributes(*attributes);
-  }
-  PTC_TRY(const int64_t revision, place.commit(std::move(decision)));
-  knowledge.update([](KnownJob& known) {
-    known.rules_text.reset();
-    known.forget_error("rules.json ");
-  });
-  if (had_some) take_over({{std::move(attributes)}, revision});
-  return ok();
-}
-
-void Job::note_refused_save(const std::string& file, const std::string& why) {
-  impl_->knowledge.update([&](KnownJob& known) { known.note_refused_save(file, why); });
-  spdlog::info("job {}: {} refused: {}", name_, file, why);
-}
-
-void Job::conceal_refused_save(const std::string& file, const std::string& why) {
-  impl_->knowledge.update([&](KnownJob& known) {
-    if (known.tells_of_refused_save(file)) known.note_refused_save(file, why);
-  });
-}
-
-void Job::forget_refused_save(const std::string& file) {
-  impl_->knowledge.update([&](KnownJob& known) { known.forget_refused_save(file); });
 }
 
 std::string Job::plan_json() const { return impl_->knowledge.now()->shown_plan().json; }

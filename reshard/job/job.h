@@ -127,7 +127,8 @@ class Job {
   /// Takes an edit: parses, checks against model, rules, nodes and free memory; records it durably
   /// under the next revision and starts the reshard. Same content: nothing happens. Refused:
   /// kInvalidArgument; status.json says why until the next edit.
-  Result<> save_layout(const std::string& text);
+  /// `mode`: of layout.json from then on, by the same decision.
+  Result<> save_layout(const std::string& text, std::optional<uint32_t> mode = {});
   /// Layout::parse(), with the rules that it speaks of; kInvalidArgument: this job has none such.
   Result<Layout> read_layout(const std::string& text) const;
 
@@ -138,7 +139,7 @@ class Job {
 
   /// rules.json, if the job has one.
   std::optional<std::string> rules_text() const;
-  Result<> save_rules(const std::string& text);
+  Result<> save_rules(const std::string& text, std::optional<uint32_t> mode = {});
   /// `only`: if they still are this text; kConflict: they are not.
   Result<> remove_rules(const std::optional<std::string>& only = std::nullopt);
   /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the
@@ -254,6 +255,14 @@ class Job {
   MetaClient& meta() const;
   Result<> may_decide() const;  // kUnavailable while this node is cut off; answers at once
   Result<int64_t> decide(MetaTransaction transaction);
+  /// The same, and in the same transaction that what has this name in the job's attributes has
+  /// these.
+  struct NewAttributes {
+    std::string name;
+    FileAttributes change;
+  };
+  Result<int64_t> decide(const MetaTransaction& transaction,
+                         const std::optional<NewAttributes>& also);
   /// When it returns, the other nodes show what was decided about the data set (tell.h).
   void tell_data_set_changed() const;
   /// What another node asks of this job; job_peers.h has what is in a request.

@@ -137,10 +137,15 @@ struct Job::Impl {
 
   // job.cc
   Result<> see_what_came_back();
-  Result<> save_layout(const std::string& text);
+  Result<> save_layout(const std::string& text, std::optional<uint32_t> mode);
   Result<Layout> read_layout(const std::string& text, const KnownJob& known) const;
   Result<> want_layout_again();  // with the mutex of the decisions held
-  Result<> save_rules(const std::string& text);
+  Result<> save_rules(const std::string& text, std::optional<uint32_t> mode);
+  Result<int64_t> decide(const MetaTransaction& transaction,
+                         const std::optional<Job::NewAttributes>& also);
+  Result<int64_t> decide(JobDecision decision, const std::optional<Job::NewAttributes>& also) {
+    return decide(std::move(decision).transaction(), also);
+  }
   Result<> remove_rules(const std::optional<std::string>& only);
   Result<> pin(std::string_view name, bool pinned, std::string_view id);
   /// What has the name. kNotFound: that is another than `id` says (empty: any). kBusy:

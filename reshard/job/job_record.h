@@ -120,7 +120,9 @@ Result<InForce> parse_in_force(std::string_view text);
 /// transaction is committed, and not where anything that it rests on is not what it was.
 class JobDecision {
  public:
-  explicit JobDecision(std::string_view job) : job_(job) {}
+  /// `begun`: what it rests on and changes already.
+  explicit JobDecision(std::string_view job, MetaTransaction begun = {})
+      : job_(job), transaction_(std::move(begun)) {}
 
   void rests_on(const Agreed<LayoutEdit>& edit);
   void rests_on(const Agreed<InForce>& in_force);

@@ -102,6 +102,26 @@ TEST_F(DataSetTest, NothingYet) {
   EXPECT_TRUE(node_->check_dp(7));
 }
 
+/// Beside a text something else may be decided, of which the data set knows nothing: in the same
+/// transaction, or neither.
+TEST_F(DataSetTest, WhatIsDecidedWithATextComesOrGoesWithIt) {
+  node_ = open("w0", {3, 1});
+  const auto with = [&](const std::string& key, int64_t revision) {
+    return [this, key, revision](MetaTransaction transaction) {
+      transaction.compares.push_back({"jobs/llama/beside", revision});
+      transaction.puts.emplace_back(key, "x");
+      return meta_->commit(transaction);
+    };
+  };
+  ASSERT_TRUE(node_->save_source(source(), kSelf, DataSet::kCheckingTakes, with("a", 0)));
+  ASSERT_TRUE(node_->save_order(order(6), with("b", 0)));
+  ASSERT_TRUE(node_->save_order(order(6), with("c", 0))) << "the same text";
+  for (const char* key : {"a", "b", "c"}) EXPECT_TRUE(meta_->get(key).value().has_value()) << key;
+  EXPECT_FALSE(node_->save_order(order(12), with("d", 7)));
+  EXPECT_EQ(node_->order_text(), order(6));
+  EXPECT_FALSE(meta_->get("d").value().has_value());
+}
+
 TEST_F(DataSetTest, BeginsWhicheverIsSavedFirst) {
   node_ = open("w0", {3, 1});
   ASSERT_TRUE(node_->save_order(order(6)));

@@ -19,7 +19,7 @@ class EditableFileTest : public ::testing::Test {
  protected:
   EditableFileTest()
       : file_("layout.json", {.text = [this] { return std::optional(accepted_); },
-                              .save = [this](const std::string& text, const User&) -> Result<> {
+                              .save = [this](const std::string& text, const TextSave&) -> Result<> {
                                 ++offers_;
                                 if (text != "good" && text != "better") {
                                   return invalid_argument("no");
@@ -110,19 +110,19 @@ TEST_F(EditableFileTest, AppendGoesBehindTheDraft) {
 TEST(EditableFileSpace, DraftsAndTextsAreCountedAndBounded) {
   int64_t taken = 0, most = 64 << 20;
   std::string accepted;
-  EditableFile file("layout.json", {.text = [&] { return std::optional(accepted); },
-                                    .save = [&](const std::string& text, const User&) -> Result<> {
-                                      if (text.empty()) return invalid_argument("no");
-                                      accepted = text;
-                                      return ok();
-                                    },
-                                    .remove = []() -> Result<> { return ok(); },
-                                    .take = [&](int64_t more, bool must) -> FsResult<> {
-                                      if (more > 0 && !must && taken + more > most)
-                                        return Errno{EDQUOT};
-                                      taken += more;
-                                      return ok();
-                                    }});
+  EditableFile file("layout.json",
+                    {.text = [&] { return std::optional(accepted); },
+                     .save = [&](const std::string& text, const TextSave&) -> Result<> {
+                       if (text.empty()) return invalid_argument("no");
+                       accepted = text;
+                       return ok();
+                     },
+                     .remove = []() -> Result<> { return ok(); },
+                     .take = [&](int64_t more, bool must) -> FsResult<> {
+                       if (more > 0 && !must && taken + more > most) return Errno{EDQUOT};
+                       taken += more;
+                       return ok();
+                     }});
   std::vector<std::unique_ptr<Handle>> handles;
   const std::string text(1 << 20, 'x');
   int error = 0;
@@ -162,7 +162,7 @@ TEST(EditableFileRename, WaitsForABoundedTimeAndTheSameOneAgainGoesOn) {
                                  std::lock_guard lock(mutex);
                                  return std::optional(accepted);
                                },
-                           .save = [&](const std::string& text, const User&) -> Result<> {
+                           .save = [&](const std::string& text, const TextSave&) -> Result<> {
                              ++offers;
                              answered.wait();
                              if (text == "bad") return invalid_argument("no");
@@ -207,7 +207,7 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
       "rules.json",
       EditableFile::Source{
           .text = [&] { return there ? std::optional<std::string>("{}") : std::nullopt; },
-          .save = [](const std::string&, const User&) -> Result<> { return ok(); },
+          .save = [](const std::string&, const TextSave&) -> Result<> { return ok(); },
           .remove = []() -> Result<> { return make_error(Code::kInternal, "of any text"); },
           .remove_if = [&](const std::string& text) -> Result<> {
             ++removals;
@@ -241,22 +241,22 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
 TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   FileAttributes agreed;
   std::string accepted = "old";
-  std::vector<mode_t> seen;  // while the text was offered
-  auto file = std::make_shared<EditableFile>(
-      "source.json",
-      EditableFile::Source{.text = [&] { return std::optional(accepted); },
-                           .save = [&](const std::string& text, const User&) -> Result<> {
-                             seen.push_back(agreed.mode.value_or(0644));
-                             if (text == "bad") return invalid_argument("no");
-                             accepted = text;
-                             return ok();
-                           },
-                           .remove = []() -> Result<> { return ok(); },
-                           .attributes = [&] { return agreed; },
-                           .decide_attributes = [&](const FileAttributes& change) -> FsResult<> {
-                             agreed.update(change);
-                             return ok();
-                           }});
+  std::vector<mode_t> seen, concealed;  // while the text was offered; and then
+  std::shared_ptr<EditableFile> file;
+  file = std::make_shared<EditableFile>(
+      "source.json", EditableFile::Source{
+                         .text = [&] { return std::optional(accepted); },
+                         .save = [&](const std::string& text, const TextSave& how) -> Result<> {
+                           seen.push_back(file->mode_for_group(0));
+                           if (text == "bad") return invalid_argument("no");
+                           accepted = text;
+                           agreed.mode = how.mode;  // one decision
+                           seen.push_back(file->mode_for_group(0));
+                           return ok();
+                         },
+                         .remove = []() -> Result<> { return ok(); },
+                         .attributes = [&] { return agreed; },
+                         .conceal_refusal = [&] { concealed.push_back(file->mode_for_group(0)); }});
   Errands errands;
   const auto move = [&](const std::string& text, mode_t mode) {
     return file->rename_over(text, mode, {1000, 1000, {}}, errands, file, std::chrono::seconds(9))
@@ -270,13 +270,14 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   EXPECT_EQ(file->mode_for_group(0), 0640u);
   EXPECT_TRUE(move("for others", S_IFREG | 0604));
   EXPECT_EQ(file->mode_for_group(0), 0604u);
-  EXPECT_EQ(seen, (std::vector<mode_t>{0600, 0600, 0600, 0600}));
+  EXPECT_EQ(seen, (std::vector<mode_t>{0600, 0600, 0600, 0600, 0600, 0600, 0600}));
+  EXPECT_EQ(concealed, (std::vector<mode_t>{0600}));
 }
 
 TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
   std::promise<void> answer;
   std::shared_ptr<EditableFile> file;
-  const auto save = [&](const std::string&, const User&) -> Result<> {
+  const auto save = [&](const std::string&, const TextSave&) -> Result<> {
     answer.get_future().wait();
     file.reset();
     return ok();

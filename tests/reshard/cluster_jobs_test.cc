@@ -252,6 +252,49 @@ TEST_F(ClusterJobsTest, AStoreIsClosedWhileSomethingGoesOn) {
   expect_on_all("job", id, 7);
 }
 
+/// Two who save one file at the same moment, one for himself and one for all: whichever text stays
+/// has the mode that it was saved with.
+TEST_F(ClusterJobsTest, ATextAndItsModeAreOneDecision) {
+  (void)make("job", 7, kLong);
+  expect_on_all("job", cluster_.job(0, "job")->id(), 7);
+  const auto layout = [](int tp, int round) {
+    return fmt::format(R"({{"tp": {}, "pp": 1, "dp": 1}}{})", tp, std::string(round, ' '));
+  };
+  const auto rules = [](const char* path, int round) {
+    return fmt::format(
+        R"({{"format": "ptc-rules/1", "extends": "llama", "rules": [{{"names": ["{}.weight"], "stage": "all"}}]}}{})",
+        path, std::string(round, ' '));
+  };
+  for (int round = 0; round < 20 && !HasFailure(); ++round) {
+    const auto save = [&](unsigned node) {
+      const JobRef job = cluster_.job(node, "job");
+      const uint32_t mode = node == 0 ? 0600 : 0644;
+      Result<> of_layout = job->save_layout(layout(node == 0 ? 2 : 4, round), mode);
+      Result<> of_rules = job->save_rules(rules(node == 0 ? "mine" : "ours", round), mode);
+      // Of two edits at one moment one is refused.
+      EXPECT_TRUE(of_layout || of_layout.error().code() == Code::kConflict)
+          << of_layout.error().message();
+      EXPECT_TRUE(of_rules) << of_rules.error().message();
+    };
+    std::jthread other([&] { save(0); });
+    save(1);
+    other.join();
+    for (unsigned node = 0; node < 3; ++node) {
+      const JobRef job = cluster_.job(node, "job");
+      const auto is_right = [&] {
+        const auto mode = [&](const char* file) { return job->attributes()->of(file).mode; };
+        const bool own_layout = job->layout_text() == layout(2, round);
+        const bool own_rules = job->rules_text() == rules("mine", round);
+        return (own_layout || job->layout_text() == layout(4, round)) &&
+               (own_rules || job->rules_text() == rules("ours", round)) &&
+               mode("layout.json") == (own_layout ? 0600u : 0644u) &&
+               mode("rules.json") == (own_rules ? 0600u : 0644u);
+      };
+      EXPECT_TRUE(becomes(is_right)) << node << ", round " << round << job->layout_text();
+    }
+  }
+}
+
 /// Or each decision about one of thousands of jobs would be thousands of questions of each node.
 TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
   const Sample sample = llama_sample();
