@@ -418,7 +418,7 @@ void Membership::follow(std::stop_token stop) {
   using Clock = std::chrono::steady_clock;
   auto next_look = Clock::now(), next_change = next_look;
   // When it is noted who is gone: after a while in which nobody comes, for they may come back.
-  std::optional<Clock::time_point> note_at = next_look;
+  Clock::time_point note_at = next_look;
   // nodes/, for what was heard of it was not believed, or not all, or it could not be asked
   bool read = false;
   std::vector<MetaEvent> events;
@@ -432,7 +432,7 @@ void Membership::follow(std::stop_token stop) {
       const bool calm = !doubts && told_.empty() && !read && lease_ != nullptr;
       const Clock::time_point look_at =
           calm ? std::min(next_look, lease_->deadline()) : Clock::now() + kRetry;
-      wanted_.wait_until(mutex_, stop, std::min(note_at.value_or(look_at), look_at),
+      wanted_.wait_until(mutex_, stop, std::min(note_at, look_at),
                          [&]() PTC_REQUIRES(mutex_) { return gap_ || !events_.empty(); });
       if (gap_) next_look = Clock::now();  // it was out of reach, and may be another now
       if ((gap_ || !events_.empty()) && Clock::now() < next_change)
@@ -467,9 +467,9 @@ void Membership::follow(std::stop_token stop) {
       if (done.error().message() != unread)
         spdlog::warn("who is in the cluster cannot be read: {}", done.error().message());
       unread = done.error().message();
-    } else if (note_at && now >= *note_at) {
+    } else if (now >= note_at) {
       const Result<> noted = note_who_is_gone();
-      note_at.reset();
+      note_at = Clock::time_point::max();
       if (noted.has_value()) unread.clear();
       if (noted.has_value()) continue;
       note_at = Clock::now() + kRetry;

@@ -238,10 +238,10 @@ class MetaServer::Client final : public MetaClient {
       std::vector<MetaEvent> events(pending_.begin(), pending_.end());
       pending_.clear();
       if (cut) {  // compacted meanwhile: only the last of each key is told
-        std::set<std::string> told;
+        std::set<std::string> keys;
         std::vector<MetaEvent> last;
         for (auto event = events.rbegin(); event != events.rend(); ++event)
-          if (told.insert(event->key).second) last.push_back(*event);
+          if (keys.insert(event->key).second) last.push_back(*event);
         events.assign(last.rbegin(), last.rend());
       }
       hub_.publish(std::move(events));
