@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <optional>
 #include <utility>
 
@@ -31,8 +32,21 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
     unsigned running PTC_GUARDED_BY(mutex) = 0;
     std::optional<Error> error PTC_GUARDED_BY(mutex);  // the first one
   } shared{.running = wanted};
+  // Where others wait for a thread, each call has one for so long at a time: a small one is done
+  // soon beside any number of large ones.
+  constexpr auto kTurn = std::chrono::milliseconds(2);
+  std::function<void()> handed_on;
   auto work = [&] {
+    using Clock = std::chrono::steady_clock;
+    const auto turn_ends = Clock::now() + kTurn;
     for (;;) {
+      if (threads_.any_waits() && Clock::now() >= turn_ends) {
+        try {
+          threads_.run(handed_on);
+          return;
+        } catch (const std::exception&) {  // no memory: it goes on here
+        }
+      }
       size_t i = shared.next.fetch_add(1);
       if (i >= count) break;
       Result<> result = ok();
@@ -51,9 +65,10 @@ Result<> ThreadTeam::parallel_for(size_t count, const std::function<Result<>(siz
     MutexLock lock(shared.mutex);
     if (--shared.running == 0) shared.done.notify_all();
   };
+  handed_on = [&work] { work(); };  // small enough to take no memory
   unsigned posted = 0;
   try {
-    for (; posted < wanted; ++posted) threads_.run(work);
+    for (; posted < wanted; ++posted) threads_.run(handed_on);
   } catch (const std::exception&) {  // no memory or thread: those that have begun use what is here,
                                      // and do the rest
     MutexLock lock(shared.mutex);

@@ -14,8 +14,8 @@ namespace ptc {
 /// of its life.
 void give_way();
 
-/// Threads: any; calls run at the same time and share the threads, which are there while they are
-/// needed, and for a while after.
+/// Threads: any; calls run at the same time and take turns at the threads, which are there while
+/// they are needed, and for a while after.
 class ThreadTeam {
  public:
   explicit ThreadTeam(unsigned threads);

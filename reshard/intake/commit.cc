@@ -258,13 +258,30 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
 }
 
 // Hashes all pieces of all files, each node those that it has.
-Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsewhere>& elsewhere,
-                    std::vector<Found>& found, Executor& executor, HashCache& hashes,
-                    std::stop_token stop) {
+Result<> hash_found(const CommitRequest& request, const Model& model,
+                    const std::vector<FilesElsewhere>& elsewhere, std::vector<Found>& found,
+                    Executor& executor, HashCache& hashes, std::stop_token stop) {
+  const int dir_fd = request.dir_fd;
+  std::map<const FilesElsewhere*, uint64_t> bytes;  // null: here
+  uint64_t bytes_total = 0;
+  for (const Found& file : found)
+    for (const TensorEntry& tensor : file.tensors) {
+      bytes[file.node] += tensor.bytes;
+      bytes_total += tensor.bytes;
+    }
+  if (request.hashing_begins) request.hashing_begins(bytes_total);
   std::vector<std::string> requests;
   for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
   Answers<std::string> hashed_elsewhere(
-      elsewhere.size(), [&](size_t i) { return elsewhere[i].hash(requests[i]); }, kAtWorkAtOnce);
+      elsewhere.size(),
+      [&](size_t i) {
+        Result<std::string> answer = elsewhere[i].hash(requests[i]);
+        if (request.bytes_hashed != nullptr && answer)
+          if (const auto own = bytes.find(&elsewhere[i]); own != bytes.end())
+            *request.bytes_hashed += own->second;
+        return answer;
+      },
+      kAtWorkAtOnce);
   auto hash_here = [&]() -> Result<> {
     std::vector<ArrayToHash> arrays;
     std::vector<Found*> origin;
@@ -285,7 +302,7 @@ Result<> hash_found(int dir_fd, const Model& model, const std::vector<FilesElsew
         }
       }
     }
-    PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop));
+    PTC_TRY(auto sums, hash_arrays(arrays, executor, hashes, stop, request.bytes_hashed));
     for (size_t i = 0; i < arrays.size(); ++i) origin[i]->sums.push_back(std::move(sums[i]));
     return ok();
   };
@@ -438,8 +455,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   }
   if (config.size() <= kMostConfigKept) draft.manifest.config = config;
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
-  PTC_TRY(
-      hash_found(request.dir_fd, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
+  PTC_TRY(hash_found(request, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
   PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.

@@ -92,6 +92,10 @@ struct CommitRequest {
   std::shared_ptr<const Model> known_model;
   /// Tensors of the job's last checkpoint that FSDP leaves whole, by file and name.
   std::map<std::pair<std::string, std::string>, Shape> known_whole;
+  /// Told how many bytes of tensors are to be hashed, on all nodes, before the first is. Then these
+  /// are counted, on whatever thread; those of another node when it has them all.
+  std::function<void(uint64_t bytes_total)> hashing_begins = {};
+  std::atomic<uint64_t>* bytes_hashed = nullptr;
 };
 
 /// The files of a checkpoint that another node has taken. `listing` is what its list_files() said;

@@ -268,7 +268,8 @@ void HashCache::forget(uint64_t inode) {
 
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
                                                        Executor& executor, HashCache& hashes,
-                                                       std::stop_token stop) {
+                                                       std::stop_token stop,
+                                                       std::atomic<uint64_t>* done) {
   std::vector<std::vector<Checksum>> sums(arrays.size());
   std::vector<std::vector<StridedCopy>> places(arrays.size());
   std::vector<Task> tasks;
@@ -297,6 +298,7 @@ Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayTo
                                     file.mapped(), into, stop);
                 }));
         file.task_done();
+        if (done != nullptr) *done += task.end - task.begin;
         return ok();
       },
       stop));

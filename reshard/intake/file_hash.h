@@ -2,6 +2,7 @@
 // commit, it is mapped: no byte is copied. One that is shorter than it was is an error in any case.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stop_token>
@@ -50,10 +51,11 @@ enum class FileState { kOpen, kSealed };
 
 /// One checksum per piece, for every array of sealed files, those of one file after each other;
 /// what `hashes` knows is not read again. About as many files are open at once as the executor has
-/// threads.
+/// threads. `done`: the bytes are counted there.
 Result<std::vector<std::vector<Checksum>>> hash_arrays(const std::vector<ArrayToHash>& arrays,
                                                        Executor& executor, HashCache& hashes,
-                                                       std::stop_token stop);
+                                                       std::stop_token stop,
+                                                       std::atomic<uint64_t>* done = nullptr);
 
 /// One array on the calling thread, into `hashes`; broken off, all that was hashed until then. `fd`
 /// is its file.

@@ -338,6 +338,8 @@ Result<> CommitAttempt::draft() {
   CommitRequest request;
   request.dir_fd = share_ != nullptr ? share_->directory() : -1;
   request.name = label_;
+  request.hashing_begins = [this](uint64_t bytes) { activity_->begin("hashing", bytes); };
+  request.bytes_hashed = &activity_->bytes_done();
   {
     const JobKnowledge::Snapshot known = job_.knowledge.now();
     // Before anything is in force for a checkpoint, the layout wanted is what the job was told.

@@ -38,6 +38,7 @@ void SpareThreads::run(std::function<void()> work) {
       }
     }
   }
+  any_waits_ = true;
   more_.notify_one();
 }
 
@@ -58,6 +59,7 @@ void SpareThreads::serve() {
     if (waiting_.empty()) continue;
     std::function<void()> work = std::move(waiting_.front());
     waiting_.pop_front();
+    any_waits_ = !waiting_.empty();
     lock.unlock();
     work();
     work = nullptr;

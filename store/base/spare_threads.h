@@ -2,6 +2,7 @@
 // while.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -24,6 +25,8 @@ class SpareThreads {
 
   /// On some thread, soon. Throws where there is no memory, or no thread left, nor can one be made.
   void run(std::function<void()> work);
+  /// Whether work waits for a thread; as it was a moment ago.
+  bool any_waits() const { return any_waits_.load(std::memory_order_relaxed); }
   /// Waits for all work, and for the threads; those that later work begins end with it.
   void end();
 
@@ -36,6 +39,7 @@ class SpareThreads {
   Mutex mutex_;
   ConditionVariable more_, less_;
   std::deque<std::function<void()>> waiting_ PTC_GUARDED_BY(mutex_);
+  std::atomic<bool> any_waits_ = false;
   size_t threads_ PTC_GUARDED_BY(mutex_) = 0, idle_ PTC_GUARDED_BY(mutex_) = 0;
   bool ending_ PTC_GUARDED_BY(mutex_) = false;
 };

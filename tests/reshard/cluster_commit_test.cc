@@ -10,9 +10,11 @@
 #include <memory>
 #include <thread>
 
+#include "store/base/json.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
 
 namespace ptc::testing {
 namespace {
@@ -373,6 +375,26 @@ TEST_F(CommitTest, OneThatFailsLeavesNoCopies) {
   commit(0);
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(kHalves));
+}
+
+TEST_F(CommitTest, SaysHowMuchWasHashedOfHowMuch) {
+  auto slow = std::make_shared<std::atomic<bool>>(true);
+  cluster_.loses = [slow](const std::string&, std::string_view method) {
+    while (*slow && method == "job/adopt") usleep(10'000);
+    return false;
+  };
+  const JobRef job = cluster_.job(0, "job");
+  EXPECT_TRUE(job->commit("base", "base", std::chrono::milliseconds(100)).has_error());
+  const auto all_is_hashed = [&] {
+    const json::value status = parse_json(job->status_json()).value();
+    const json::array& commits = status.at("commits").as_array();
+    return commits.size() == 1 && commits[0].at("phase") == "hashing" &&
+           commits[0].at("bytes_total").to_number<uint64_t>() > 10'000 &&
+           commits[0].at("bytes_done") == commits[0].at("bytes_total");
+  };
+  EXPECT_TRUE(becomes(all_is_hashed)) << job->status_json();
+  *slow = false;
+  commit(0);
 }
 
 TEST_F(CommitTest, OneThatTakesLongerGoesOnWithTheNextCall) {

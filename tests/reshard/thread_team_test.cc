@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <new>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -50,6 +52,31 @@ TEST(ThreadTeam, DoesEachOnceWithoutMemory) {
     EXPECT_TRUE(worked.has_value());
     EXPECT_TRUE(std::all_of(done.begin(), done.end(), [](int times) { return times == 1; }));
   }
+}
+
+TEST(ThreadTeam, ASmallCallIsDoneBesideLargeOnes) {
+  ThreadTeam team(2);
+  std::atomic<int> left = 3 * 1000;
+  const std::function<Result<>(size_t)> large = [&](size_t) -> Result<> {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --left;
+    return ok();
+  };
+  std::vector<std::jthread> others;
+  for (int i = 0; i < 3; ++i)
+    others.emplace_back([&] { EXPECT_TRUE(team.parallel_for(1000, large).has_value()); });
+  while (left > 2900) std::this_thread::yield();
+  std::atomic<int> done = 0;
+  EXPECT_TRUE(team.parallel_for(10,
+                                [&](size_t) -> Result<> {
+                                  ++done;
+                                  return ok();
+                                })
+                  .has_value());
+  EXPECT_EQ(done, 10);
+  EXPECT_GT(left, 1500);
+  others.clear();
+  EXPECT_EQ(left, 0);
 }
 
 }  // namespace
