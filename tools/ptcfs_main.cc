@@ -175,8 +175,8 @@ class Housekeeping {
     session_.end_spare_threads();
     session_.tree().forget_old();
     if (Clock::now() >= prune_) {
-      session_.prune_names(is_idle ? FuseSession::Prune::kWhereIdle
-                                   : FuseSession::Prune::kWhereMany);
+      if (is_idle) session_.prune_names(FuseSession::Prune::kWhereIdle);
+      session_.prune_names(FuseSession::Prune::kWhereMany);
       prune_ = Clock::now() + kNames;
       pruned_ = is_idle;
     }

@@ -419,6 +419,21 @@ Result<> DataSet::save_order(const std::string& text, const Commit& commit) {
   return impl_->decide(change, commit);
 }
 
+Result<> DataSet::decide_beside(std::string_view file, const std::string& text,
+                                const Commit& commit) const {
+  PTC_TRY(impl_->record.update(
+      [&](DataSetState& state) -> Result<> {
+        const Result<uint64_t> count = parse_consumed(text);
+        if (file == "source.json"  ? state.source == text
+            : file == "order.json" ? state.order == text
+                                   : count && count.value() == state.consumed)
+          return ok();
+        return make_error(Code::kConflict, "{} is another by now", file);
+      },
+      commit));
+  return ok();
+}
+
 Result<> DataSet::remove_source() {
   impl_->end_checking();
   return impl_->decide([](DataSetState& next) -> Result<> {

@@ -102,6 +102,10 @@ class DataSet {
   static constexpr std::chrono::seconds kCheckingTakes{2};
   /// Takes effect at `consumed`, as RunPlan::change() says.
   Result<> save_order(const std::string& text, const Commit& commit = {});
+  /// What rests on source.json, order.json or consumed being this text: `commit` decides it, and
+  /// is asked again where something else has changed. kConflict: it is another.
+  Result<> decide_beside(std::string_view file, const std::string& text,
+                         const Commit& commit) const;
   /// Refused once anything is consumed.
   Result<> remove_source();
   Result<> remove_order();

@@ -240,16 +240,27 @@ void EditableFile::carry_out(Rename& rename) {
   rename_ended_.notify_all();
 }
 
-/// At no time is the new text read by whom it is closed to, nor the old one, nor why it was
-/// refused.
+/// At no time, on no node, is the new text read by whom it is closed to, nor the old one, nor why
+/// it was refused: all nodes know the narrower mode, then the text, then the wider mode. Each of
+/// these decisions rests on the one before, so that texts that are saved at the same moment do not
+/// get each other's.
 FsResult<> EditableFile::save_as(const std::string& text, const TextSave& how, const Offer& offer) {
-  if (!how.mode || !source_.attributes) return save(text, how, offer);
-  const mode_t before = agreed_mode(), both = before & *how.mode;
-  const ModeOfSave meanwhile(*this, both);
+  if (!how.mode || !source_.narrow) return save(text, how, offer);
+  const ModeOfSave meanwhile(*this, *how.mode);
+  const std::optional<std::string> old_text = source_.text();
+  const mode_t before = agreed_mode();
+  const bool narrows = (before & ~*how.mode) != 0;
+  if (narrows) {
+    PTC_TRY(source_.narrow(*how.mode));
+  }
   const auto saved = save(text, how, offer);
-  if (saved || saved.error().value == EAGAIN || (before & ~both & 0444) == 0) return saved;
-  // Who may read the text in force is told no more; where there is none, who saves the first is.
-  if ((source_.text() || !decide_mode(both)) && source_.conceal_refusal) source_.conceal_refusal();
+  if (saved && agreed_mode() == *how.mode) return saved;
+  if (saved) return source_.open_to(*how.mode, text);
+  // It goes on, or may be in force; or whoever may read this reads why, and no others.
+  if (saved.error().value == EAGAIN || !old_text) return saved;
+  if (((before | agreed_mode()) & ~*how.mode & 0444) != 0 && source_.conceal_refusal)
+    source_.conceal_refusal();
+  if (narrows && agreed_mode() == (before & *how.mode)) (void)source_.open_to(before, *old_text);
   return saved;
 }
 
@@ -257,13 +268,6 @@ mode_t EditableFile::let_by_saves() const {
   mode_t all = 07777;
   for (const mode_t both : saves_) all &= both;
   return all;
-}
-
-FsResult<> EditableFile::decide_mode(mode_t mode) {
-  if (!source_.decide_attributes || mode == agreed_mode()) return ok();
-  FileAttributes change;
-  change.mode = mode;
-  return source_.decide_attributes(change);
 }
 
 mode_t EditableFile::mode_for_group(gid_t of_job) const {

@@ -28,7 +28,7 @@ mode_t mode_for_group(mode_t mode, gid_t group, gid_t other);
 /// How a text is saved.
 struct TextSave {
   User by;
-  std::optional<mode_t> mode = {};  // that the file has from then on, by the same decision
+  std::optional<mode_t> mode = {};  // of the file by then; until it is opened further, at most
 };
 
 /// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
@@ -50,8 +50,11 @@ class EditableFile {
     /// Owner and mode, where these are agreed on; left out: they are kept beside the times.
     std::function<FileAttributes()> attributes = {};
     std::function<FsResult<>(const FileAttributes&)> change_attributes = {};
-    /// The same, however long it takes: not from a request that the kernel has locks for.
-    std::function<FsResult<>(const FileAttributes&)> decide_attributes = {};
+    /// The mode lets no more than this, on all nodes, however long it takes: not from a request
+    /// that the kernel has locks for.
+    std::function<FsResult<>(mode_t)> narrow = {};
+    /// Has this mode, if it still is this text.
+    std::function<FsResult<>(mode_t, const std::string& text)> open_to = {};
     /// A text was refused that fewer may read than this file: why, is said without quoting it.
     std::function<void()> conceal_refusal = {};
     /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with
@@ -165,7 +168,6 @@ class EditableFile {
   }
   class ModeOfSave;
   mode_t let_by_saves() const PTC_REQUIRES(mutex_);
-  FsResult<> decide_mode(mode_t mode);
   bool change_mode_of_drafts(mode_t mode);
   FsResult<> save(const std::string& text, const TextSave& how, const Offer& offer);
   bool has_base() const PTC_REQUIRES(mutex_);

@@ -57,15 +57,17 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
               agreed("layout.json", {.text = [this] { return std::optional(job_->layout_text()); },
                                      .save =
                                          [this](const std::string& t, const TextSave& how) {
-                                           return say_saved(layout_, save_layout(t, how.mode),
-                                                            true);
+                                           return say_saved(layout_, save_layout(t, how), true);
                                          },
                                      .remove = []() -> Result<> { return ok(); }})),
       rules_("rules.json",
              agreed("rules.json", {.text = [this] { return job_->rules_text(); },
                                    .save =
                                        [this](const std::string& t, const TextSave& how) {
-                                         return say_saved(rules_, job_->save_rules(t, how.mode),
+                                         const auto save = [&](const auto& at_most) {
+                                           return job_->save_rules(t, at_most);
+                                         };
+                                         return say_saved(rules_, save_at_most(rules_, how, save),
                                                           true);
                                        },
                                    .remove = [this] { return job_->remove_rules(); },
@@ -88,21 +90,25 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
                             return say_saved(source_, save_source(t, how, kRenameWaits));
                           }})),
       order_("dataset/order.json",
-             agreed("dataset/order.json", {.text = [this] { return data_set_->order_text(); },
-                                           .save =
-                                               [this](const std::string& t, const TextSave& how) {
-                                                 return say_saved(
-                                                     order_, data_set_->save_order(
-                                                                 t, committed_with(order_, how)));
-                                               },
-                                           .remove = []() -> Result<> { return ok(); }})),
+             agreed("dataset/order.json",
+                    {.text = [this] { return data_set_->order_text(); },
+                     .save =
+                         [this](const std::string& t, const TextSave& how) {
+                           const auto save = [&](const auto& at_most) {
+                             return data_set_->save_order(t, committed_with(at_most));
+                           };
+                           return say_saved(order_, save_at_most(order_, how, save));
+                         },
+                     .remove = []() -> Result<> { return ok(); }})),
       consumed_("dataset/consumed",
                 agreed("dataset/consumed",
                        {.text = [this] { return std::optional(data_set_->consumed_text()); },
                         .save =
                             [this](const std::string& t, const TextSave& how) {
-                              return say_saved(consumed_, data_set_->save_consumed(
-                                                              t, committed_with(consumed_, how)));
+                              const auto save = [&](const auto& at_most) {
+                                return data_set_->save_consumed(t, committed_with(at_most));
+                              };
+                              return say_saved(consumed_, save_at_most(consumed_, how, save));
                             },
                         .remove = []() -> Result<> { return ok(); }})),
       account_(tree.quotas().account(job_->name())) {
@@ -111,7 +117,7 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
         .user = directory().st_uid, .amount = {text_bytes_.load(), 0}, .named = false};
   };
   tree.quotas().know_file(account_, this, texts, false);
-  tree.quotas().note_nameless(account_, this);
+  tree.quotas().note_alone(account_, this);
 }
 
 JobView::~JobView() {
@@ -140,8 +146,11 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
   source.change_attributes = [this, name](const FileAttributes& change) {
     return agree_on(name, change);
   };
-  source.decide_attributes = [this, name](const FileAttributes& change) {
-    return as_decided(job_->change_attributes(name, change));
+  source.narrow = [this, name](mode_t mode) { return as_decided(job_->narrow_mode(name, mode)); };
+  source.open_to = [this, name](mode_t mode, const std::string& text) {
+    const Result<> opened = open_text(name, mode, text);
+    const bool is_another = !opened && opened.error().code() == Code::kConflict;
+    return is_another ? FsResult<>(ok()) : as_decided(opened);
   };
   source.conceal_refusal = [this, name] { conceal_refusal(name); };
   source.take = [this](int64_t more, bool must) { return take_text(more, must); };
@@ -279,7 +288,7 @@ void JobView::open_data_set() {
 }
 
 /// A layout of another dp must suit the data set, too, where that is now.
-Result<> JobView::save_layout(const std::string& text, std::optional<mode_t> mode) {
+Result<> JobView::save_layout(const std::string& text, const TextSave& how) {
   const Result<Layout> wanted = Layout::parse(text);
   if (wanted && text != job_->layout_text() && job_->may_decide()) {
     const Result<> fits = data_set_->check_dp(wanted.value().spec.sizes.dp);
@@ -291,21 +300,46 @@ Result<> JobView::save_layout(const std::string& text, std::optional<mode_t> mod
       return error;
     }
   }
-  return job_->save_layout(text, mode);
+  return save_at_most(layout_, how,
+                      [&](const auto& at_most) { return job_->save_layout(text, at_most); });
 }
 
 Result<> JobView::save_source(const std::string& text, const TextSave& how,
                               std::chrono::milliseconds wait) {
-  return data_set_->save_source(text, how.by, wait, committed_with(source_, how));
+  return save_at_most(source_, how, [&](const auto& at_most) {
+    return data_set_->save_source(text, how.by, wait, committed_with(at_most));
+  });
 }
 
-/// What the data set decides about a text, and what mode that has: one transaction.
-DataSet::Commit JobView::committed_with(const EditableFile& file, const TextSave& how) {
-  if (!how.mode) return {};
-  Job::NewAttributes with{file.name(), {}};
-  with.change.mode = *how.mode;
-  return
-      [this, with](const MetaTransaction& transaction) { return job_->decide(transaction, with); };
+/// Its mode was narrowed before; and again, where somebody has opened it since.
+Result<> JobView::save_at_most(
+    const EditableFile& file, const TextSave& how,
+    const std::function<Result<>(const std::optional<Job::AtMost>&)>& save) {
+  constexpr int kMostTries = 20;
+  if (!how.mode) return save(std::nullopt);
+  for (int tries = 0;; ++tries) {
+    bool lets_more = false;
+    Result<> saved = save(Job::AtMost{file.name(), *how.mode, &lets_more});
+    if (saved || !lets_more || tries == kMostTries) return saved;
+    PTC_TRY(job_->narrow_mode(file.name(), *how.mode));
+  }
+}
+
+DataSet::Commit JobView::committed_with(const std::optional<Job::AtMost>& at_most) {
+  if (!at_most) return {};
+  return [this, at_most](const MetaTransaction& transaction) {
+    return job_->decide(transaction, at_most);
+  };
+}
+
+Result<> JobView::open_text(const std::string& name, mode_t mode, const std::string& text) {
+  const std::string below = std::string(kDataSetName) + "/";
+  if (!name.starts_with(below)) return job_->open_text(name, mode, text);
+  return data_set_->decide_beside(name.substr(below.size()), text,
+                                  [&](const MetaTransaction& if_so) -> Result<int64_t> {
+                                    PTC_TRY(job_->open_text(name, mode, if_so));
+                                    return 0;
+                                  });
 }
 
 Result<> JobView::say_saved(const EditableFile& file, Result<> saved, bool said) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -199,10 +200,13 @@ class JobView : public std::enable_shared_from_this<JobView> {
   void open_data_set();
   EditableFile::Source agreed(std::string name, EditableFile::Source source);
   FsResult<> take_text(int64_t more, bool must);
-  Result<> save_layout(const std::string& text, std::optional<mode_t> mode);
+  Result<> save_layout(const std::string& text, const TextSave& how);
   Result<> save_source(const std::string& text, const TextSave& how,
                        std::chrono::milliseconds wait);
-  DataSet::Commit committed_with(const EditableFile& file, const TextSave& how);
+  Result<> save_at_most(const EditableFile& file, const TextSave& how,
+                        const std::function<Result<>(const std::optional<Job::AtMost>&)>& save);
+  DataSet::Commit committed_with(const std::optional<Job::AtMost>& at_most);
+  Result<> open_text(const std::string& name, mode_t mode, const std::string& text);
   /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is
   /// not accepted.
   Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);

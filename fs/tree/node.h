@@ -148,6 +148,8 @@ class Node : public std::enable_shared_from_this<Node> {
   /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of
   /// them may be wrong.
   virtual bool has_content() const { return false; }
+  /// Whether the kernel keeps bytes of it that it asked for once.
+  virtual bool keeps_content() const { return has_content(); }
   /// Whom attributes(), open(), lookup() and list() may wait for; null: nobody.
   virtual const Awaited* awaited() const { return nullptr; }
   /// The same, of open() alone.

@@ -11,7 +11,8 @@ namespace ptc {
 namespace {
 
 constexpr auto kMoment = std::chrono::milliseconds(100);  // also on a machine that is busy
-constexpr auto kImages = std::chrono::milliseconds(2);
+constexpr auto kLookAgain = std::chrono::milliseconds(10);
+constexpr unsigned kMostWait = 4;  // each on a thread of requests
 
 /// Whether so much more is too much. What is less than before never is; what cannot even be counted
 /// always is.
@@ -102,47 +103,52 @@ std::vector<std::string> Quotas::jobs() const {
   return names;
 }
 
-template <class Take>
-bool Quotas::take_in_a_moment(const Take& take) {
-  const auto until = Clock::now() + kMoment;
-  for (;;) {
-    look();
-    MutexLock lock(mutex_);
-    if (take()) return true;
-    if (Clock::now() >= until || !is_any_going_locked()) return false;
-    went_.wait_for(mutex_, kImages);  // of an image nobody says when it goes
-  }
+bool Quotas::fits_locked(const Job& job, uid_t user, const QuotaAmount& amount) {
+  return !exceeds(job.all, amount, limit_of(job)) &&
+         (user == 0 || !exceeds(users_[user], amount, each_user_));
 }
 
 FsResult<> Quotas::reserve(const Account& account, uid_t user, QuotaAmount amount) {
-  const bool taken = take_in_a_moment([&]() PTC_REQUIRES(mutex_) {
-    if (exceeds(account->all, amount, limit_of(*account)) ||
-        exceeds(users_[user], amount, user != 0 ? each_user_ : QuotaLimit()))
-      return false;
-    add_locked(*account, user, amount);
-    return true;
-  });
-  return taken ? FsResult<>(ok()) : Errno{EDQUOT};
+  look();
+  MutexLock lock(mutex_);
+  if (!fits_locked(*account, user, amount)) return Errno{EDQUOT};
+  add_locked(*account, user, amount);
+  return ok();
+}
+
+FsResult<> Quotas::reserve_in_a_moment(const Account& account, uid_t user, QuotaAmount amount) {
+  const auto until = Clock::now() + kMoment;
+  for (;;) {
+    if (const FsResult<> reserved = reserve(account, user, amount)) return reserved;
+    MutexLock lock(mutex_);
+    if (waiting_ >= kMostWait || Clock::now() >= until || !is_any_going_locked(*account, user))
+      return Errno{EDQUOT};
+    ++waiting_;
+    went_.wait_for(mutex_, kLookAgain);  // of an image nobody says when it goes
+    --waiting_;
+  }
 }
 
 bool Quotas::has_room(uid_t user, QuotaAmount amount) {
-  return take_in_a_moment([&]() PTC_REQUIRES(mutex_) {
-    return user == 0 || !exceeds(users_[user], amount, each_user_);
-  });
+  look();
+  MutexLock lock(mutex_);
+  return user == 0 || !exceeds(users_[user], amount, each_user_);
 }
 
-void Quotas::note_going_locked(FileRef file, std::weak_ptr<const void> image) {
+void Quotas::note_going_locked(const Job& job, uid_t user, FileRef file,
+                               std::weak_ptr<const void> image) {
   const auto now = Clock::now();
   while (!going_.empty() && going_.front().until <= now) going_.pop_front();
-  going_.push_back({now + kMoment, std::move(file), std::move(image)});
+  going_.push_back({now + kMoment, std::move(file), std::move(image), &job, user});
 }
 
-bool Quotas::is_any_going_locked() {
+bool Quotas::is_any_going_locked(const Job& job, uid_t user) {
   const auto now = Clock::now();
   std::erase_if(going_, [&](const Going& one) PTC_REQUIRES(mutex_) {
     return one.until <= now || (one.file != nullptr ? one.file->gone : one.image.expired());
   });
-  return !going_.empty();
+  return std::any_of(going_.begin(), going_.end(),
+                     [&](const Going& one) { return one.job == &job || one.user == user; });
 }
 
 void Quotas::add(const Account& account, uid_t user, QuotaAmount amount) {
@@ -188,7 +194,7 @@ void Quotas::recount(const std::string& job, const std::function<Counted()>& cou
     of.images.insert_or_assign(held.get(), image);
   }
   for (auto& [key, image] : before) {
-    note_going_locked(nullptr, image.image);
+    note_going_locked(of, image.user, nullptr, image.image);
     of.removed.push_back(std::move(image));
   }
   std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
@@ -224,7 +230,7 @@ void Quotas::settle(const Account& account) {
   of.gone = true;
   clear_locked(of);
   for (auto& [key, image] : std::exchange(of.images, {})) {
-    note_going_locked(nullptr, image.image);
+    note_going_locked(of, image.user, nullptr, image.image);
     of.removed.push_back(std::move(image));
   }
   std::erase_if(of.removed, [](const Held& image) { return image.image.expired(); });
@@ -232,7 +238,7 @@ void Quotas::settle(const Account& account) {
   for (auto& [key, file] : of.files) {
     if (const auto now = seen.find(key); now != seen.end()) file->seen = now->second;
     file->alone = true;
-    note_going_locked(file);
+    note_going_locked(of, file->seen.user, file);
     add_locked(of, file->seen.user, file->seen.amount);
   }
   look_after_locked(account);
@@ -307,12 +313,18 @@ void Quotas::know_file(const Account& account, const void* key, std::function<Se
   if (each_user_.any() || limit_of(*account).any()) look_after_locked(account);
 }
 
-void Quotas::note_nameless(const Account& account, const void* key) {
+void Quotas::note_alone(const Account& account, const void* key) {
+  MutexLock lock(mutex_);
+  if (const auto found = account->files.find(key); found != account->files.end())
+    found->second->alone = true;
+}
+
+void Quotas::note_nameless(const Account& account, const void* key, uid_t user) {
   MutexLock lock(mutex_);
   const auto found = account->files.find(key);
   if (found == account->files.end()) return;
   found->second->alone = true;
-  note_going_locked(found->second);
+  note_going_locked(*account, user, found->second);
 }
 
 void Quotas::forget_file(const Account& account, const void* key) {

@@ -10,8 +10,8 @@
 //
 // What is removed, itself or with its job, is counted until its memory is free: a file until the
 // last one closes it, an image of a checkpoint until nobody reads it. So an account can outlive its
-// job. The kernel tells of that a moment after unlink() has returned: who would be refused for want
-// of what was removed just now waits for that moment.
+// job. The kernel tells of that a moment after unlink() has returned: a write that would be refused
+// for want of what its user, or somebody in its job, removed just now may wait for that moment.
 //
 // Where a limit concerns a job, its files are written and read through the daemon: what the kernel
 // writes by itself nobody counts. Files that were open before there was a limit are looked at
@@ -80,9 +80,10 @@ class Quotas {
   Account account(const std::string& job);
   std::vector<std::string> jobs() const;
 
-  /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have,
-  /// also a moment after the last removal of theirs.
+  /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have.
   FsResult<> reserve(const Account& account, uid_t user, QuotaAmount amount);
+  /// The same, of what theirs has just been removed. A few at most wait at the same time.
+  FsResult<> reserve_in_a_moment(const Account& account, uid_t user, QuotaAmount amount);
   /// Whether the user may have as much more; of what will be counted by recount().
   bool has_room(uid_t user, QuotaAmount amount);
   /// Counts what has come or gone. Never more goes than there is.
@@ -121,8 +122,10 @@ class Quotas {
   /// lock that others wait for. `by_kernel`: it grows without anybody being asked.
   void know_file(const Account& account, const void* key, std::function<Seen()> look,
                  bool by_kernel);
-  /// It has lost its last name: what is counted of it stays so.
-  void note_nameless(const Account& account, const void* key);
+  /// It is counted by itself from now on.
+  void note_alone(const Account& account, const void* key);
+  /// The same: it has lost its last name, and what is counted of it stays so. It was this user's.
+  void note_nameless(const Account& account, const void* key, uid_t user);
   /// It is about to be closed, and its space to be free unless it has a name.
   void forget_file(const Account& account, const void* key);
 
@@ -157,12 +160,13 @@ class Quotas {
     Clock::time_point until;
     FileRef file;                     // or
     std::weak_ptr<const void> image;  // of a checkpoint
+    const Job* job;                   // for being compared alone
+    uid_t user;
   };
-  void note_going_locked(FileRef file, std::weak_ptr<const void> image = {}) PTC_REQUIRES(mutex_);
-  bool is_any_going_locked() PTC_REQUIRES(mutex_);
-  /// Takes it, if it fits; for that it waits a moment for what goes.
-  template <class Take>
-  bool take_in_a_moment(const Take& take);
+  void note_going_locked(const Job& job, uid_t user, FileRef file,
+                         std::weak_ptr<const void> image = {}) PTC_REQUIRES(mutex_);
+  bool is_any_going_locked(const Job& job, uid_t user) PTC_REQUIRES(mutex_);
+  bool fits_locked(const Job& job, uid_t user, const QuotaAmount& amount) PTC_REQUIRES(mutex_);
   QuotaLimit limit_of(const Job& job) const PTC_REQUIRES(mutex_) {
     return job.limit.value_or(each_job_);
   }
@@ -182,6 +186,7 @@ class Quotas {
   std::vector<Account> looked_after_ PTC_GUARDED_BY(mutex_);
   std::unordered_map<uid_t, QuotaAmount> users_ PTC_GUARDED_BY(mutex_);
   ConditionVariable went_;
+  unsigned waiting_ PTC_GUARDED_BY(mutex_) = 0;     // for what goes
   std::deque<Going> going_ PTC_GUARDED_BY(mutex_);  // the oldest first
 };
 

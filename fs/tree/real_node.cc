@@ -119,7 +119,7 @@ auto RealNode::counted(uint64_t most, const std::function<uint64_t()>& needed, C
   auto reserved = static_cast<int64_t>(most);
   if (!quotas.reserve(job, before.st_uid, {reserved, 0})) {
     reserved = static_cast<int64_t>(needed());
-    PTC_TRY(quotas.reserve(job, before.st_uid, {reserved, 0}));
+    PTC_TRY(quotas.reserve_in_a_moment(job, before.st_uid, {reserved, 0}));
   }
   auto result = change();
   const int64_t grown =
@@ -149,7 +149,7 @@ FsResult<> RealNode::counted_new(const Caller& caller, const std::function<FsRes
   Quotas& quotas = job_->tree().quotas();
   SharedLock gate(job_->space_gate());
   const uid_t user = ::geteuid() == 0 ? caller.uid : ::geteuid();
-  PTC_TRY(quotas.reserve(job_->account(), user, {0, 1}));
+  PTC_TRY(quotas.reserve_in_a_moment(job_->account(), user, {0, 1}));
   const FsResult<> made = make();
   if (!made) quotas.add(job_->account(), user, {0, -1});
   return made;
@@ -181,7 +181,7 @@ void RealNode::note_unlinked() {
   MutexLock known(known_mutex_);
   job_->tree().quotas().know_file(
       job_->account(), this, [this] { return look(); }, false);
-  job_->tree().quotas().note_nameless(job_->account(), this);
+  job_->tree().quotas().note_nameless(job_->account(), this, stat.st_uid);
 }
 
 Quotas::Seen RealNode::look() const {

@@ -71,8 +71,8 @@ Result<int64_t> Job::decide(MetaTransaction transaction) {
   return impl_->place.commit(std::move(transaction));
 }
 Result<int64_t> Job::decide(const MetaTransaction& transaction,
-                            const std::optional<NewAttributes>& also) {
-  return impl_->decide(transaction, also);
+                            const std::optional<AtMost>& at_most) {
+  return impl_->decide(transaction, at_most);
 }
 void Job::tell_data_set_changed() const {
   tell_others_of_data_set(*impl_->services.cluster, impl_->place.which());

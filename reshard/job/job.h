@@ -122,13 +122,19 @@ class Job {
   /// Beside files_dir(), for files in the making; emptied at each start.
   static constexpr const char* kScratchDir = "scratch";
 
+  /// A text's save rests on its file letting no more than this mode, on all nodes. Where it lets
+  /// more: kUnavailable, and so it says here.
+  struct AtMost {
+    std::string name;
+    uint32_t mode;
+    bool* lets_more;
+  };
   /// layout.json as last accepted.
   std::string layout_text() const;
   /// Takes an edit: parses, checks against model, rules, nodes and free memory; records it durably
   /// under the next revision and starts the reshard. Same content: nothing happens. Refused:
   /// kInvalidArgument; status.json says why until the next edit.
-  /// `mode`: of layout.json from then on, by the same decision.
-  Result<> save_layout(const std::string& text, std::optional<uint32_t> mode = {});
+  Result<> save_layout(const std::string& text, const std::optional<AtMost>& at_most = {});
   /// Layout::parse(), with the rules that it speaks of; kInvalidArgument: this job has none such.
   Result<Layout> read_layout(const std::string& text) const;
 
@@ -136,10 +142,16 @@ class Job {
   std::shared_ptr<const JobAttributes> attributes() const;
   /// Changes those of one name, on all nodes. Durable when this returns.
   Result<> change_attributes(const std::string& name, const FileAttributes& change);
+  /// Its mode lets no more than this from now on.
+  Result<> narrow_mode(const std::string& name, uint32_t mode);
+  /// layout.json or rules.json has this mode, if it still is this text; else kConflict.
+  Result<> open_text(const std::string& name, uint32_t mode, const std::string& text);
+  /// The same of another text, which is as it was if what `if_so` compares is.
+  Result<> open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so);
 
   /// rules.json, if the job has one.
   std::optional<std::string> rules_text() const;
-  Result<> save_rules(const std::string& text, std::optional<uint32_t> mode = {});
+  Result<> save_rules(const std::string& text, const std::optional<AtMost>& at_most = {});
   /// `only`: if they still are this text; kConflict: they are not.
   Result<> remove_rules(const std::optional<std::string>& only = std::nullopt);
   /// Says in status.json why a file of the job was not saved, until forget_refused_save() or the
@@ -255,14 +267,7 @@ class Job {
   MetaClient& meta() const;
   Result<> may_decide() const;  // kUnavailable while this node is cut off; answers at once
   Result<int64_t> decide(MetaTransaction transaction);
-  /// The same, and in the same transaction that what has this name in the job's attributes has
-  /// these.
-  struct NewAttributes {
-    std::string name;
-    FileAttributes change;
-  };
-  Result<int64_t> decide(const MetaTransaction& transaction,
-                         const std::optional<NewAttributes>& also);
+  Result<int64_t> decide(const MetaTransaction& transaction, const std::optional<AtMost>& at_most);
   /// When it returns, the other nodes show what was decided about the data set (tell.h).
   void tell_data_set_changed() const;
   /// What another node asks of this job; job_peers.h has what is in a request.

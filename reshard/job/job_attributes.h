@@ -40,6 +40,7 @@ class JobAttributes {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? FileAttributes() : found->second;
   }
+  bool has(std::string_view name) const { return by_name_.contains(name); }
   void update(const std::string& name, const FileAttributes& change) {
     by_name_[name].update(change);
   }

@@ -137,15 +137,20 @@ struct Job::Impl {
 
   // job.cc
   Result<> see_what_came_back();
-  Result<> save_layout(const std::string& text, std::optional<uint32_t> mode);
+  Result<> save_layout(const std::string& text, const std::optional<Job::AtMost>& at_most);
   Result<Layout> read_layout(const std::string& text, const KnownJob& known) const;
   Result<> want_layout_again();  // with the mutex of the decisions held
-  Result<> save_rules(const std::string& text, std::optional<uint32_t> mode);
+  Result<> save_rules(const std::string& text, const std::optional<Job::AtMost>& at_most);
   Result<int64_t> decide(const MetaTransaction& transaction,
-                         const std::optional<Job::NewAttributes>& also);
-  Result<int64_t> decide(JobDecision decision, const std::optional<Job::NewAttributes>& also) {
-    return decide(std::move(decision).transaction(), also);
+                         const std::optional<Job::AtMost>& at_most);
+  Result<int64_t> decide(JobDecision decision, const std::optional<Job::AtMost>& at_most) {
+    return decide(std::move(decision).transaction(), at_most);
   }
+  Result<> change_attributes(const std::string& name,
+                             const std::function<FileAttributes(const FileAttributes& now)>& change,
+                             const MetaTransaction& if_so = {});
+  void take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
+                    std::optional<int64_t> before);
   Result<> remove_rules(const std::optional<std::string>& only);
   Result<> pin(std::string_view name, bool pinned, std::string_view id);
   /// What has the name. kNotFound: that is another than `id` says (empty: any). kBusy:

@@ -2,6 +2,8 @@
 // job's other names are, and for whom.
 #include <spdlog/spdlog.h>
 
+#include <functional>
+
 #include "reshard/cluster/tell.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/job.h"
@@ -16,25 +18,22 @@ constexpr const char* kLayoutFile = "layout.json";
 // With layout.json in one value of the metadata, and in one transaction with the layout's spec.
 constexpr size_t kMostRulesBytes = 128 << 10, kMostLayoutWithRules = 400 << 10;
 
-std::optional<Job::NewAttributes> mode_of(std::string_view file, std::optional<uint32_t> mode) {
-  if (!mode) return std::nullopt;
-  Job::NewAttributes with{std::string(file), {}};
-  with.change.mode = *mode;
-  return with;
+bool lets_more(const JobAttributes& attributes, const Job::AtMost& at_most) {
+  return (attributes.of(at_most.name).mode.value_or(kTextMode) & ~at_most.mode & 0777) != 0;
 }
 
 }  // namespace
 
-Result<> Job::save_layout(const std::string& text, std::optional<uint32_t> mode) {
+Result<> Job::save_layout(const std::string& text, const std::optional<AtMost>& at_most) {
   PTC_TRY(impl_->see_what_came_back());
-  PTC_TRY(impl_->save_layout(text, mode));
+  PTC_TRY(impl_->save_layout(text, at_most));
   tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
-Result<> Job::Impl::save_layout(const std::string& text, std::optional<uint32_t> mode) {
+Result<> Job::Impl::save_layout(const std::string& text,
+                                const std::optional<Job::AtMost>& at_most) {
   MutexLock change(decisions.mutex());
-  const auto new_mode = mode_of(kLayoutFile, mode);
   const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
   std::optional<Agreed<RulesText>> rules;                 // of which the layout speaks
   if (const auto said = Layout::parse(text); said && said.value().rules == kRulesFile) {
@@ -47,11 +46,6 @@ Result<> Job::Impl::save_layout(const std::string& text, std::optional<uint32_t>
   Result<Layout> layout = read_layout(text, *before);
   if (text == before->saved.text &&
       (layout.has_error() || layout.value().spec.rules == before->saved.layout.spec.rules)) {
-    if (new_mode && before->attributes.all->of(kLayoutFile).mode != mode) {
-      JobDecision decision(job->name());
-      decision.rests_on(before->saved);
-      PTC_TRY(decide(std::move(decision), new_mode));
-    }
     job->forget_refused_save(kLayoutFile);
     // It is wanted still, and failed.
     if (before->failed && before->failed->revision == before->saved.revision)
@@ -79,7 +73,7 @@ Result<> Job::Impl::save_layout(const std::string& text, std::optional<uint32_t>
   for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
   decision.put(edit);
   decision.put(edit.layout.spec);
-  PTC_TRY(int64_t meta_revision, decide(std::move(decision), new_mode));
+  PTC_TRY(int64_t meta_revision, decide(std::move(decision), at_most));
   knowledge.update([&](KnownJob& known) {
     known.saved = {edit, meta_revision};
     known.custom_specs[spec_name] = edit.layout.spec;
@@ -150,24 +144,26 @@ Result<Layout> Job::Impl::read_layout(const std::string& text, const KnownJob& k
 }
 
 Result<int64_t> Job::Impl::decide(const MetaTransaction& transaction,
-                                  const std::optional<Job::NewAttributes>& also) {
-  if (!also) return place.commit(transaction);
+                                  const std::optional<Job::AtMost>& at_most) {
+  if (!at_most) return place.commit(transaction);
   constexpr int kMostTries = 50;
-  PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
+  Agreed<AttributesInForce> before = knowledge.now()->attributes;
   for (int tries = 0;; ++tries) {
-    auto attributes = std::make_shared<JobAttributes>(*before.all);
-    attributes->update(also->name, also->change);
-    const bool same = *attributes == *before.all;
+    if (tries > 0 || lets_more(*before.all, *at_most)) {
+      PTC_TRY(before, JobRecord::read_attributes(*services.meta, job->name()));
+    }
+    if (lets_more(*before.all, *at_most)) {
+      *at_most->lets_more = true;
+      return make_error(Code::kUnavailable, "{} was opened to others while it was being saved",
+                        at_most->name);
+    }
     JobDecision decision(job->name(), transaction);
     decision.rests_on(before);
-    if (!same) decision.put_attributes(*attributes);
-    const Result<int64_t> committed = place.commit(std::move(decision));
-    if (committed && !same) take_over({{std::move(attributes)}, committed.value()});
+    Result<int64_t> committed = place.commit(std::move(decision));
     if (committed || committed.error().code() != Code::kConflict || tries == kMostTries)
       return committed;
-    PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
+    PTC_TRY(const auto now, JobRecord::read_attributes(*services.meta, job->name()));
     if (now.meta_revision == before.meta_revision) return committed;  // it is of something else
-    before = std::move(now);
   }
 }
 
@@ -178,18 +174,89 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 }
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
-  PTC_TRY(impl_->decide(MetaTransaction(), NewAttributes{name, change}));
+  return impl_->change_attributes(name, [&](const FileAttributes&) { return change; });
+}
+
+Result<> Job::narrow_mode(const std::string& name, uint32_t mode) {
+  return impl_->change_attributes(name, [&](const FileAttributes& now) {
+    FileAttributes change;
+    change.mode = now.mode.value_or(kTextMode) & (mode | ~0777u);
+    return change;
+  });
+}
+
+Result<> Job::open_text(const std::string& name, uint32_t mode, const std::string& text) {
+  JobDecision decision(name_);
+  if (name == kLayoutFile) {
+    const JobKnowledge::Snapshot known = impl_->knowledge.now();
+    if (known->saved.text != text) return make_error(Code::kConflict, "{} is another by now", name);
+    decision.rests_on(known->saved);
+  } else {
+    PTC_TRY(const auto rules, JobRecord::read_rules(*impl_->services.meta, name_));
+    if (rules.text != text) return make_error(Code::kConflict, "{} is another by now", name);
+    decision.rests_on(rules);
+  }
+  return open_text(name, mode, std::move(decision).transaction());
+}
+
+Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so) {
+  FileAttributes change;
+  change.mode = mode;
+  return impl_->change_attributes(
+      name, [&](const FileAttributes&) { return change; }, if_so);
+}
+
+Result<> Job::Impl::change_attributes(
+    const std::string& name, const std::function<FileAttributes(const FileAttributes& now)>& change,
+    const MetaTransaction& if_so) {
+  constexpr int kMostTries = 50;
+  PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
+  for (int tries = 0;; ++tries) {
+    JobAttributes after = *before.all;
+    after.update(name, change(before.all->of(name)));
+    JobDecision decision(job->name(), if_so);
+    decision.rests_on(before);
+    const bool same = after == *before.all;
+    if (!same) decision.put_attributes(after);
+    const Result<int64_t> committed = place.commit(std::move(decision));
+    if (committed) {
+      if (same) take_over_of(name, after, before.meta_revision, std::nullopt);
+      else take_over_of(name, after, committed.value(), before.meta_revision);
+      tell_others(*services.cluster, job->name());
+      return ok();
+    }
+    if (committed.error().code() != Code::kConflict || tries == kMostTries)
+      return committed.error();
+    PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
+    if (now.meta_revision == before.meta_revision) return committed.error();  // of something else
+    before = std::move(now);
+  }
+}
+
+/// Of others' names only where nothing was decided since this node knew all: else what follows
+/// takes them over, after the texts that they are of.
+void Job::Impl::take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
+                             std::optional<int64_t> before) {
+  const bool newer = knowledge.update([&](KnownJob& known) {
+    Agreed<AttributesInForce>& now = known.attributes;
+    if (revision <= now.meta_revision) return false;
+    auto all = std::make_shared<JobAttributes>(before == now.meta_revision ? after : *now.all);
+    all->erase(name);
+    if (after.has(name)) all->update(name, after.of(name));
+    if (before == now.meta_revision) now.meta_revision = revision;
+    now.all = std::move(all);
+    return true;
+  });
+  if (newer && listener != nullptr) listener->attributes_changed(job->name());
+}
+
+Result<> Job::save_rules(const std::string& text, const std::optional<AtMost>& at_most) {
+  PTC_TRY(impl_->save_rules(text, at_most));
   tell_others(*impl_->services.cluster, name_);
   return ok();
 }
 
-Result<> Job::save_rules(const std::string& text, std::optional<uint32_t> mode) {
-  PTC_TRY(impl_->save_rules(text, mode));
-  tell_others(*impl_->services.cluster, name_);
-  return ok();
-}
-
-Result<> Job::Impl::save_rules(const std::string& text, std::optional<uint32_t> mode) {
+Result<> Job::Impl::save_rules(const std::string& text, const std::optional<Job::AtMost>& at_most) {
   MutexLock change(decisions.mutex());
   Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
   if (parsed.has_error()) {
@@ -198,7 +265,7 @@ Result<> Job::Impl::save_rules(const std::string& text, std::optional<uint32_t> 
   }
   JobDecision decision(job->name());
   decision.put_rules(text);
-  PTC_TRY(decide(std::move(decision), mode_of(kRulesFile, mode)));
+  PTC_TRY(decide(std::move(decision), at_most));
   knowledge.update([&](KnownJob& known) {
     known.rules_text = text;
     known.forget_error("rules.json ");
@@ -224,18 +291,18 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
   decision.remove_rules();
   // Its owner and mode go with it.
   PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
-  auto attributes = std::make_shared<JobAttributes>(*before.all);
-  const bool had_some = attributes->erase("rules.json");
+  JobAttributes attributes = *before.all;
+  const bool had_some = attributes.erase("rules.json");
   if (had_some) {
     decision.rests_on(before);
-    decision.put_attributes(*attributes);
+    decision.put_attributes(attributes);
   }
   PTC_TRY(const int64_t revision, place.commit(std::move(decision)));
   knowledge.update([](KnownJob& known) {
     known.rules_text.reset();
     known.forget_error("rules.json ");
   });
-  if (had_some) take_over({{std::move(attributes)}, revision});
+  if (had_some) take_over_of("rules.json", attributes, revision, before.meta_revision);
   return ok();
 }
 

@@ -241,37 +241,57 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
 TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   FileAttributes agreed;
   std::string accepted = "old";
-  std::vector<mode_t> seen, concealed;  // while the text was offered; and then
+  std::vector<std::string> steps;
+  const auto note = [&](std::string_view what, mode_t mode) {
+    steps.push_back(fmt::format("{} {:o}", what, mode));
+  };
   std::shared_ptr<EditableFile> file;
-  file = std::make_shared<EditableFile>(
-      "source.json", EditableFile::Source{
-                         .text = [&] { return std::optional(accepted); },
-                         .save = [&](const std::string& text, const TextSave& how) -> Result<> {
-                           seen.push_back(file->mode_for_group(0));
-                           if (text == "bad") return invalid_argument("no");
-                           accepted = text;
-                           agreed.mode = how.mode;  // one decision
-                           seen.push_back(file->mode_for_group(0));
-                           return ok();
-                         },
-                         .remove = []() -> Result<> { return ok(); },
-                         .attributes = [&] { return agreed; },
-                         .conceal_refusal = [&] { concealed.push_back(file->mode_for_group(0)); }});
+  EditableFile::Source source;
+  source.text = [&] { return std::optional(accepted); };
+  source.save = [&](const std::string& text, const TextSave&) -> Result<> {
+    note(text, file->mode_for_group(0));
+    if (text == "opened and bad") agreed.mode = 0644;
+    if (text.ends_with("bad")) return invalid_argument("no");
+    accepted = text;
+    return ok();
+  };
+  source.remove = []() -> Result<> { return ok(); };
+  source.attributes = [&] { return agreed; };
+  source.narrow = [&](mode_t mode) -> FsResult<> {
+    note("narrow", mode);
+    agreed.mode = agreed.mode.value_or(0644) & mode;
+    return ok();
+  };
+  source.open_to = [&](mode_t mode, const std::string& text) -> FsResult<> {
+    note("open " + text, mode);
+    if (text == accepted) agreed.mode = mode;
+    return ok();
+  };
+  source.conceal_refusal = [&] { note("conceal", file->mode_for_group(0)); };
+  file = std::make_shared<EditableFile>("source.json", std::move(source));
   Errands errands;
   const auto move = [&](const std::string& text, mode_t mode) {
+    steps.clear();
     return file->rename_over(text, mode, {1000, 1000, {}}, errands, file, std::chrono::seconds(9))
         .has_value();
   };
+  using Steps = std::vector<std::string>;
   EXPECT_FALSE(move("bad", S_IFREG | 0600));
+  EXPECT_EQ(steps, (Steps{"narrow 600", "bad 600", "conceal 600", "open old 644"}));
   EXPECT_EQ(file->mode_for_group(0), 0644u);
   EXPECT_TRUE(move("new", S_IFREG | 0600));
+  EXPECT_EQ(steps, (Steps{"narrow 600", "new 600"}));
   EXPECT_EQ(file->mode_for_group(0), 0600u);
   EXPECT_TRUE(move("for the group", S_IFREG | 0640));
-  EXPECT_EQ(file->mode_for_group(0), 0640u);
+  EXPECT_EQ(steps, (Steps{"for the group 600", "open for the group 640"}));
   EXPECT_TRUE(move("for others", S_IFREG | 0604));
+  EXPECT_EQ(steps, (Steps{"narrow 604", "for others 600", "open for others 604"}));
   EXPECT_EQ(file->mode_for_group(0), 0604u);
-  EXPECT_EQ(seen, (std::vector<mode_t>{0600, 0600, 0600, 0600, 0600, 0600, 0600}));
-  EXPECT_EQ(concealed, (std::vector<mode_t>{0600}));
+  // Somebody lets others read the old one meanwhile.
+  EXPECT_TRUE(move("own", S_IFREG | 0600));
+  EXPECT_FALSE(move("opened and bad", S_IFREG | 0600));
+  EXPECT_EQ(steps, (Steps{"opened and bad 600", "conceal 600"}));
+  EXPECT_EQ(file->mode_for_group(0), 0644u);
 }
 
 TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {

@@ -146,7 +146,7 @@ TEST_F(QuotasTest, WhatTheKernelWritesByItselfIsLookedAt) {
   file_bytes_ = 95;
   EXPECT_EQ(left(), 5);
   named_ = false;
-  quotas_.note_nameless(job, this);
+  quotas_.note_nameless(job, this, kAnn);
   file_bytes_ = 90;
   EXPECT_EQ(left(), 10);
   quotas_.forget_file(job, this);
@@ -169,34 +169,48 @@ TEST_F(QuotasTest, AnImageCountsWhileItIsRead) {
 }
 
 /// That of a file the kernel tells of by and by, and nobody of an image.
-TEST_F(QuotasTest, WhatWasRemovedAMomentAgoIsWaitedFor) {
+TEST_F(QuotasTest, AWriteWaitsForWhatWasRemovedAMomentAgo) {
   using namespace std::chrono_literals;
+  using Clock = std::chrono::steady_clock;
   const Quotas::Account job = quotas_.account("job");
+  const auto waits = [&](uid_t user, int64_t bytes) {
+    if (!quotas_.reserve_in_a_moment(probe_, user, {bytes, 0})) return false;
+    quotas_.add(probe_, user, {-bytes, 0});
+    return true;
+  };
   const auto reserve_while = [&](const std::function<void()>& goes) {
     const std::jthread other([&] {
       std::this_thread::sleep_for(10ms);
       goes();
     });
-    return fits(60);
+    return waits(kAnn, 60);
   };
   EXPECT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
   know(job, false);
   EXPECT_FALSE(reserve_while([] {}));
   named_ = false;
-  quotas_.note_nameless(job, this);
+  quotas_.note_nameless(job, this, kAnn);
+  EXPECT_FALSE(fits(60)) << "nobody else waits";
   EXPECT_TRUE(reserve_while([&] { quotas_.forget_file(job, this); }));
   auto image = std::make_shared<int>();
   quotas_.recount("job", [&] { return Quotas::Counted{{}, {{kAnn, 60, image}}}; });
   quotas_.recount("job", [] { return Quotas::Counted(); });
   EXPECT_TRUE(reserve_while([&] { image.reset(); }));
-  // Not for what stays in use.
+
+  // Not for another one's, nor for what stays in use.
+  EXPECT_TRUE(quotas_.reserve(probe_, kBob, {90, 1}));
   know(job, false);
   EXPECT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
-  quotas_.note_nameless(job, this);
-  EXPECT_FALSE(fits(60));
-  const auto before = std::chrono::steady_clock::now();
-  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(fits(60));
-  EXPECT_LT(std::chrono::steady_clock::now() - before, 10s);
+  auto before = Clock::now();
+  for (int i = 0; i < 50; ++i) {
+    quotas_.note_nameless(job, this, kAnn);
+    EXPECT_FALSE(waits(kBob, 60));
+  }
+  EXPECT_LT(Clock::now() - before, 3s);
+  EXPECT_FALSE(waits(kAnn, 60));
+  before = Clock::now();
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(waits(kAnn, 60));
+  EXPECT_LT(Clock::now() - before, 10s);
 }
 
 /// What a draft of a text takes is in a number that is looked at when its job is counted anew.

@@ -17,6 +17,7 @@ class FrozenText : public Node {
   FrozenText(std::shared_ptr<CheckpointView> checkpoint, std::string key, Make make, bool of_all);
   bool immutable() const override { return true; }
   FsResult<struct stat> attributes() override;
+  bool keeps_content() const override { return true; }
   FsResult<Opened> open(const Caller&, int flags) override;
 
  private:

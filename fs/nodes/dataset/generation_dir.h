@@ -81,6 +81,7 @@ class SamplesFile : public Node {
         name_(std::move(name)),
         make_(std::move(make)) {}
   bool immutable() const override { return true; }
+  bool keeps_content() const override { return true; }
   const Awaited* awaited() const override { return &view_->shards; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller& caller, int flags) override;
