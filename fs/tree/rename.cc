@@ -60,6 +60,8 @@ FsResult<> save_over(const Caller& caller, RealNode& parent, const std::string& 
 /// that nothing is lost whatever comes of it.
 FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file, RealNode& target,
                      const std::string& target_name, unsigned flags) {
+  // Of this text or of one before; what both let is right for either.
+  const mode_t let = file.attributes(parent.job().directory(), 0).st_mode;
   // Where an earlier one was EAGAIN it may be gone by now, and is not to be moved once more.
   const std::optional<std::string> accepted = file.accepted();
   if (!accepted && !file.exists()) return Errno{ENOENT};
@@ -74,7 +76,7 @@ FsResult<> move_away(const Caller& caller, RealNode& parent, EditableFile& file,
     struct stat owner = file.attributes(parent.job().directory(), 0);
     timespec times[2] = {owner.st_atim, owner.st_mtim};
     if ((::geteuid() == 0 && ::fchown(fd.get(), owner.st_uid, owner.st_gid) != 0) ||
-        ::fchmod(fd.get(), owner.st_mode & 0777) != 0 || ::futimens(fd.get(), times) != 0) {
+        ::fchmod(fd.get(), owner.st_mode & let & 0777) != 0 || ::futimens(fd.get(), times) != 0) {
       return last_errno();
     }
     Quotas& quotas = parent.job().tree().quotas();

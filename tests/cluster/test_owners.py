@@ -1,9 +1,12 @@
 """Whose a job and its files are: the same on every node, and so who may read and write them."""
+import concurrent.futures
+import itertools
 import json
 import os
 import stat
 import subprocess
 import tempfile
+import time
 
 import cluster
 from cluster import mount
@@ -114,6 +117,43 @@ class Owners(TestCase):
         self.assertEqual(facts(paths[1]), (*ANN, 0o711))
         self.nodes.heal(1)
         self.nodes.wait_members()
+
+    def test_a_text_that_is_closed_is_read_by_nobody_else_on_any_node(self):
+        """Saved by a rename, now for its owner alone, and then for all; others read meanwhile."""
+        job = self.nodes.job(0, self.name)
+        texts = {
+            "layout.json": lambda secret, i: '{"tp": %d, "pp": 1, "dp": 1}' % (2 if secret else 1) + " " * i,
+            "rules.json": lambda secret, i: '{"format": "ptc-rules/1", "extends": "llama", "rules": [{"names": ["%s.weight"], "stage": "all"}]}'
+                                            % ("secret" if secret else "open") + " " * i,
+            "dataset/order.json": lambda secret, i: '{"format": "ptc-order/1", "seed": %d, "batch": 12, "epochs": 1}' % (2 if secret else 1) + " " * i}
+        secrets = {"layout.json": '"tp": 2', "rules.json": "secret", "dataset/order.json": '"seed": 2'}
+        end = time.monotonic() + 6
+
+        def read():
+            reads = found = 0
+            while time.monotonic() < end:
+                for name, secret in secrets.items():
+                    for path in self.everywhere(name)[1:]:
+                        try:
+                            found += secret in read_text(path)
+                            reads += 1
+                        except OSError:
+                            pass
+            return f"{found} of {reads}"
+        with concurrent.futures.ThreadPoolExecutor() as reader:
+            answer = reader.submit(run_as, BOB, read)
+            for i in itertools.count():
+                for secret in (True, False):
+                    for name, text in texts.items():
+                        other = os.path.join(os.path.dirname(job.file(name)), "other")
+                        write_text(other, text(secret, i % 50))
+                        os.chmod(other, 0o600 if secret else 0o644)
+                        while (error := mount.error_of(os.rename, other, job.file(name))) == "EAGAIN":
+                            time.sleep(0.01)
+                        self.assertEqual(error, "")
+                if time.monotonic() > end:
+                    break
+            self.assertRegex(answer.result(), r"^0 of [1-9]")
 
     def write_ranks(self, modes):
         """Rank r of two, on node r, by Ann; `modes` of its two files."""
