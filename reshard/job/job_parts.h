@@ -141,6 +141,8 @@ struct Job::Impl {
   Result<Layout> read_layout(const std::string& text, const KnownJob& known) const;
   Result<> want_layout_again();  // with the mutex of the decisions held
   Result<> save_rules(const std::string& text, const std::optional<Job::AtMost>& at_most);
+  /// What this node decides of owners and modes it takes over in the order of the decisions.
+  Mutex attributes_mutex;  // after that of decisions
   Result<int64_t> decide(const MetaTransaction& transaction,
                          const std::optional<Job::AtMost>& at_most);
   Result<int64_t> decide(JobDecision decision, const std::optional<Job::AtMost>& at_most) {
@@ -149,8 +151,9 @@ struct Job::Impl {
   Result<> change_attributes(const std::string& name,
                              const std::function<FileAttributes(const FileAttributes& now)>& change,
                              const MetaTransaction& if_so = {});
-  void take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
-                    std::optional<int64_t> before);
+  /// Whether that was news here.
+  bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
+                    std::optional<int64_t> before) PTC_REQUIRES(attributes_mutex);
   Result<> remove_rules(const std::optional<std::string>& only);
   Result<> pin(std::string_view name, bool pinned, std::string_view id);
   /// What has the name. kNotFound: that is another than `id` says (empty: any). kBusy:

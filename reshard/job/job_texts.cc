@@ -209,35 +209,39 @@ Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransa
 Result<> Job::Impl::change_attributes(
     const std::string& name, const std::function<FileAttributes(const FileAttributes& now)>& change,
     const MetaTransaction& if_so) {
-  constexpr int kMostTries = 50;
-  PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
-  for (int tries = 0;; ++tries) {
-    JobAttributes after = *before.all;
-    after.update(name, change(before.all->of(name)));
-    JobDecision decision(job->name(), if_so);
-    decision.rests_on(before);
-    const bool same = after == *before.all;
-    if (!same) decision.put_attributes(after);
-    const Result<int64_t> committed = place.commit(std::move(decision));
-    if (committed) {
-      if (same) take_over_of(name, after, before.meta_revision, std::nullopt);
-      else take_over_of(name, after, committed.value(), before.meta_revision);
-      tell_others(*services.cluster, job->name());
-      return ok();
+  const auto decided = [&]() -> Result<bool> {
+    constexpr int kMostTries = 50;
+    MutexLock one(attributes_mutex);
+    PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
+    for (int tries = 0;; ++tries) {
+      JobAttributes after = *before.all;
+      after.update(name, change(before.all->of(name)));
+      JobDecision decision(job->name(), if_so);
+      decision.rests_on(before);
+      const bool same = after == *before.all;
+      if (!same) decision.put_attributes(after);
+      const Result<int64_t> committed = place.commit(std::move(decision));
+      if (committed && same) return take_over_of(name, after, before.meta_revision, std::nullopt);
+      if (committed) return take_over_of(name, after, committed.value(), before.meta_revision);
+      if (committed.error().code() != Code::kConflict || tries == kMostTries)
+        return committed.error();
+      PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
+      if (now.meta_revision == before.meta_revision)
+        return committed.error();  // it is of something else
+      before = std::move(now);
     }
-    if (committed.error().code() != Code::kConflict || tries == kMostTries)
-      return committed.error();
-    PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
-    if (now.meta_revision == before.meta_revision) return committed.error();  // of something else
-    before = std::move(now);
-  }
+  }();
+  if (!decided) return decided.error();
+  if (decided.value() && listener != nullptr) listener->attributes_changed(job->name());
+  tell_others(*services.cluster, job->name());
+  return ok();
 }
 
 /// Of others' names only where nothing was decided since this node knew all: else what follows
 /// takes them over, after the texts that they are of.
-void Job::Impl::take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
+bool Job::Impl::take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
                              std::optional<int64_t> before) {
-  const bool newer = knowledge.update([&](KnownJob& known) {
+  return knowledge.update([&](KnownJob& known) {
     Agreed<AttributesInForce>& now = known.attributes;
     if (revision <= now.meta_revision) return false;
     auto all = std::make_shared<JobAttributes>(before == now.meta_revision ? after : *now.all);
@@ -247,7 +251,6 @@ void Job::Impl::take_over_of(const std::string& name, const JobAttributes& after
     now.all = std::move(all);
     return true;
   });
-  if (newer && listener != nullptr) listener->attributes_changed(job->name());
 }
 
 Result<> Job::save_rules(const std::string& text, const std::optional<AtMost>& at_most) {
@@ -290,6 +293,7 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
   }
   decision.remove_rules();
   // Its owner and mode go with it.
+  MutexLock one(attributes_mutex);
   PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
   JobAttributes attributes = *before.all;
   const bool had_some = attributes.erase("rules.json");
@@ -302,7 +306,9 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
     known.rules_text.reset();
     known.forget_error("rules.json ");
   });
-  if (had_some) take_over_of("rules.json", attributes, revision, before.meta_revision);
+  if (had_some && take_over_of("rules.json", attributes, revision, before.meta_revision) &&
+      listener != nullptr)
+    listener->attributes_changed(job->name());
   return ok();
 }
 

@@ -1,0 +1,127 @@
+// Texts of a job and their modes, which are decided one after the other; and nobody sees one
+// between.
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "reshard/job/job_attributes.h"
+#include "reshard/node/job_store.h"
+#include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
+#include "tests/support/job_fixture.h"
+
+namespace ptc::testing {
+namespace {
+
+class JobTextsTest : public ClusterTest {
+ protected:
+  JobTextsTest() {
+    EXPECT_TRUE(cluster_.store(0).create_job("job").has_value());
+    for (unsigned node = 0; node < 3; ++node)
+      EXPECT_TRUE(becomes([&] { return cluster_.store(node).find("job") != nullptr; }));
+  }
+  JobRef job(unsigned node) { return cluster_.job(node, "job"); }
+  static std::string rules(std::string_view path, int round) {
+    return fmt::format(
+        R"({{"format": "ptc-rules/1", "extends": "llama", "rules": [{{"names": ["{}.weight"], "stage": "all"}}]}}{})",
+        path, std::string(round, ' '));
+  }
+  /// As a mount does (EditableFile::save_as).
+  void save_rules(unsigned node, const std::string& text, uint32_t mode) {
+    const JobRef to = job(node);
+    bool lets_more = false;
+    Result<> saved = ok();
+    do {
+      EXPECT_TRUE(to->narrow_mode("rules.json", mode));
+      lets_more = false;
+      saved = to->save_rules(text, Job::AtMost{"rules.json", mode, &lets_more});
+    } while (lets_more);
+    EXPECT_TRUE(saved) << saved.error().message();
+    const Result<> opened = to->open_text("rules.json", mode, text);
+    EXPECT_TRUE(opened || opened.error().code() == Code::kConflict) << opened.error().message();
+  }
+  static uint32_t mode_of_rules(const JobRef& job) {
+    return job->attributes()->of("rules.json").mode.value_or(kTextMode);
+  }
+  static bool is_closed(const std::optional<std::string>& text) {
+    return text && text->find("mine") != std::string::npos;
+  }
+};
+
+/// One for himself and one for all: whichever stays has its own mode.
+TEST_F(JobTextsTest, TwoAtTheSameMomentDoNotGetEachOthersMode) {
+  for (int round = 0; round < 20 && !HasFailure(); ++round) {
+    {
+      const std::jthread other([&] { save_rules(0, rules("mine", round), 0600); });
+      save_rules(1, rules("ours", round), 0644);
+    }
+    for (unsigned node = 0; node < 3; ++node) {
+      const JobRef here = job(node);
+      EXPECT_TRUE(becomes([&] {
+        const std::optional<std::string> text = here->rules_text();
+        return (text == rules("mine", round) && mode_of_rules(here) == 0600) ||
+               (text == rules("ours", round) && mode_of_rules(here) == 0644);
+      })) << node
+          << ", round " << round;
+    }
+  }
+}
+
+/// While others decide about names beside it, too, whose owners and modes are in the same value.
+TEST_F(JobTextsTest, NoNodeEverShowsATextThatIsClosedUnderAModeThatIsNot) {
+  std::atomic<int> seen = 0, looks = 0;
+  std::vector<std::jthread> others;
+  for (unsigned node = 0; node < 3; ++node) {
+    others.emplace_back([&, here = job(node)](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        const auto text = here->rules_text();
+        const uint32_t mode = mode_of_rules(here);
+        // No text comes twice: it was there all the time.
+        if (is_closed(text) && (mode & 0044) != 0 && here->rules_text() == text) ++seen;
+        ++looks;
+      }
+    });
+    others.emplace_back([here = job(node)](const std::stop_token& stop) {
+      FileAttributes change;
+      for (uint32_t i = 0; !stop.stop_requested(); ++i) {
+        change.mode = i % 2 == 0 ? 0700 : 0755;
+        (void)here->change_attributes("incoming", change);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+  }
+  for (int round = 0; round < 40; ++round)
+    save_rules(round % 3, rules(round % 2 == 0 ? "mine" : "ours", round),
+               round % 2 == 0 ? 0600 : 0644);
+  others.clear();
+  EXPECT_EQ(seen, 0) << looks;
+}
+
+/// A node alone hears of no decision but its own; those of one moment are taken over in their
+/// order.
+TEST(JobAttributesAlone, AreAsDecidedHoweverManyDecideAtOnce) {
+  const TempDir dir;
+  const auto store =
+      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr).value();
+  const JobRef job = store->create_job("job").value();
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::jthread> others;
+    for (const char* name : {"", "incoming", "dataset", "layout.json"})
+      others.emplace_back([&, name] {
+        FileAttributes change;
+        change.mode = 0700 | (round & 0077);
+        EXPECT_TRUE(job->change_attributes(name, change));
+      });
+    others.clear();
+    const auto agreed = job->meta().get("jobs/job/attributes").value();
+    ASSERT_TRUE(agreed.has_value());
+    ASSERT_EQ(job->attributes()->to_text(), agreed->value) << round;
+  }
+}
+
+}  // namespace
+}  // namespace ptc::testing
