@@ -351,7 +351,11 @@ void Job::Impl::take_over_meanwhile(const Agreed<AttributesInForce>& coming) {
 
 void Job::Impl::take_over(Agreed<AttributesInForce> known) {
   const bool newer = knowledge.update([&](KnownJob& now) {
-    if (known.meta_revision <= now.attributes.meta_revision) return false;
+    // Of the same revision this node may know less: take_over_of().
+    const auto& before = now.attributes;
+    if (known.meta_revision < before.meta_revision ||
+        (known.meta_revision == before.meta_revision && *known.all == *before.all))
+      return false;
     now.attributes = std::move(known);
     return true;
   });

@@ -152,8 +152,8 @@ struct Job::Impl {
                              const std::function<FileAttributes(const FileAttributes& now)>& change,
                              const MetaTransaction& if_so = {});
   /// Whether that was news here.
-  bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
-                    std::optional<int64_t> before) PTC_REQUIRES(attributes_mutex);
+  bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision)
+      PTC_REQUIRES(attributes_mutex);
   Result<> remove_rules(const std::optional<std::string>& only);
   Result<> pin(std::string_view name, bool pinned, std::string_view id);
   /// What has the name. kNotFound: that is another than `id` says (empty: any). kBusy:

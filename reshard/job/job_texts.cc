@@ -147,11 +147,9 @@ Result<int64_t> Job::Impl::decide(const MetaTransaction& transaction,
                                   const std::optional<Job::AtMost>& at_most) {
   if (!at_most) return place.commit(transaction);
   constexpr int kMostTries = 50;
-  Agreed<AttributesInForce> before = knowledge.now()->attributes;
   for (int tries = 0;; ++tries) {
-    if (tries > 0 || lets_more(*before.all, *at_most)) {
-      PTC_TRY(before, JobRecord::read_attributes(*services.meta, job->name()));
-    }
+    // Not what is known here, which may let less while what others decided is taken over.
+    PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
     if (lets_more(*before.all, *at_most)) {
       *at_most->lets_more = true;
       return make_error(Code::kUnavailable, "{} was opened to others while it was being saved",
@@ -221,8 +219,8 @@ Result<> Job::Impl::change_attributes(
       const bool same = after == *before.all;
       if (!same) decision.put_attributes(after);
       const Result<int64_t> committed = place.commit(std::move(decision));
-      if (committed && same) return take_over_of(name, after, before.meta_revision, std::nullopt);
-      if (committed) return take_over_of(name, after, committed.value(), before.meta_revision);
+      if (committed)
+        return take_over_of(name, after, same ? before.meta_revision : committed.value());
       if (committed.error().code() != Code::kConflict || tries == kMostTries)
         return committed.error();
       PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
@@ -237,18 +235,17 @@ Result<> Job::Impl::change_attributes(
   return ok();
 }
 
-/// Of others' names only where nothing was decided since this node knew all: else what follows
-/// takes them over, after the texts that they are of.
-bool Job::Impl::take_over_of(const std::string& name, const JobAttributes& after, int64_t revision,
-                             std::optional<int64_t> before) {
+/// Of other names' modes what both let: others may have decided about them, whose texts this node
+/// has not taken over yet. What follows does, and then takes over these.
+bool Job::Impl::take_over_of(const std::string& name, const JobAttributes& after,
+                             int64_t revision) {
   return knowledge.update([&](KnownJob& known) {
     Agreed<AttributesInForce>& now = known.attributes;
-    if (revision <= now.meta_revision) return false;
-    auto all = std::make_shared<JobAttributes>(before == now.meta_revision ? after : *now.all);
+    if (revision < now.meta_revision) return false;
+    auto all = std::make_shared<JobAttributes>(after.meanwhile(*now.all));
     all->erase(name);
     if (after.has(name)) all->update(name, after.of(name));
-    if (before == now.meta_revision) now.meta_revision = revision;
-    now.all = std::move(all);
+    now = {{std::move(all)}, revision};
     return true;
   });
 }
@@ -306,8 +303,7 @@ Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
     known.rules_text.reset();
     known.forget_error("rules.json ");
   });
-  if (had_some && take_over_of("rules.json", attributes, revision, before.meta_revision) &&
-      listener != nullptr)
+  if (had_some && take_over_of("rules.json", attributes, revision) && listener != nullptr)
     listener->attributes_changed(job->name());
   return ok();
 }
