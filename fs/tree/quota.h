@@ -82,7 +82,8 @@ class Quotas {
 
   /// Counts what is about to be there; EDQUOT where that is more than the user or the job may have.
   FsResult<> reserve(const Account& account, uid_t user, QuotaAmount amount);
-  /// The same, of what theirs has just been removed. A few at most wait at the same time.
+  /// The same; before it is refused it waits, 0.1 s at most, for what of that user or job was
+  /// removed just now. A few at most wait at the same time.
   FsResult<> reserve_in_a_moment(const Account& account, uid_t user, QuotaAmount amount);
   /// Whether the user may have as much more; of what will be counted by recount().
   bool has_room(uid_t user, QuotaAmount amount);
