@@ -47,19 +47,19 @@ TEST_F(AgreementTest, WhatIsRemovedInStepsTakesNothingOfAJobMadeMeanwhile) {
   cluster_.loses = [](const std::string& node, std::string_view method) {
     return node == "w0" && method == "job/changed";  // it is at the removal
   };
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (node == "w0" && removes_more(transaction) && !made.exchange(true)) {
-      EXPECT_TRUE(becomes([&] {
-        (void)cluster_.store(1).answer(PeerMethod::kChanged, "");
-        return cluster_.store(1).find("job") == nullptr;
-      }));
-      Result<JobRef> job = cluster_.store(1).create_job("job");
-      EXPECT_TRUE(job.has_value()) << job.error().message();
-      put("jobs/job/rules", "of the new one");
-    }
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (node == "w0" && removes_more(transaction) && !made.exchange(true)) {
+          EXPECT_TRUE(becomes([&] {
+            (void)cluster_.store(1).answer(PeerMethod::kChanged, "");
+            return cluster_.store(1).find("job") == nullptr;
+          }));
+          Result<JobRef> job = cluster_.store(1).create_job("job");
+          EXPECT_TRUE(job.has_value()) << job.error().message();
+          put("jobs/job/rules", "of the new one");
+        }
+        return std::nullopt;
+      });
   Result<> removed = cluster_.store(0).remove_job("job", true);
   EXPECT_TRUE(removed.has_value()) << removed.error().message();
   EXPECT_TRUE(made);
@@ -72,11 +72,11 @@ TEST_F(AgreementTest, WhatARemovalLeftThatWasCutOffGoesWhenTheNameIsUsedAgain) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   put_many_keys();
   std::atomic<bool> away = true;
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (node != "w0" || !away || !removes_more(transaction)) return std::nullopt;
-    return make_error(Code::kUnavailable, "the metadata are away");
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (node != "w0" || !away || !removes_more(transaction)) return std::nullopt;
+        return make_error(Code::kUnavailable, "the metadata are away");
+      });
   EXPECT_TRUE(cluster_.store(0).remove_job("job", true).has_error());
   EXPECT_EQ(cluster_.meta().get("jobs/job").value(), std::nullopt);
   EXPECT_GT(count("jobs/job/"), 64u);
@@ -110,12 +110,12 @@ TEST_F(AgreementTest, AJobIntoWhichADataSetJustCameIsNotRemoved) {
     ASSERT_TRUE(cluster_.store(0).create_job(job).has_value());
     cluster_.wait_settled();
     std::atomic<bool> came = false;
-    cluster_.refuses = [&](const std::string& node,
-                           const MetaTransaction& transaction) -> std::optional<Error> {
-      if (node == "w0" && is_among(transaction.deletes, "jobs/" + job) && !came.exchange(true))
-        put(fmt::format("jobs/{}/dataset/{}", job, key), "{}");
-      return std::nullopt;
-    };
+    const auto refusing = cluster_.refuses.during(
+        [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+          if (node == "w0" && is_among(transaction.deletes, "jobs/" + job) && !came.exchange(true))
+            put(fmt::format("jobs/{}/dataset/{}", job, key), "{}");
+          return std::nullopt;
+        });
     const Result<> removed = cluster_.store(0).remove_job(job, false);
     EXPECT_TRUE(came);
     ASSERT_TRUE(removed.has_error()) << key;
@@ -130,12 +130,12 @@ TEST_F(AgreementTest, RulesThatJustCameAreNotRemovedInThePlaceOfOthers) {
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   put("jobs/job/rules", "known");
   cluster_.wait_settled();
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (node == "w0" && is_among(transaction.deletes, "jobs/job/rules"))
-      put("jobs/job/rules", "newer");
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (node == "w0" && is_among(transaction.deletes, "jobs/job/rules"))
+          put("jobs/job/rules", "newer");
+        return std::nullopt;
+      });
   const Result<> removed = cluster_.job(0, "job")->remove_rules("known");
   ASSERT_TRUE(removed.has_error());
   EXPECT_EQ(removed.error().code(), Code::kConflict);
@@ -149,11 +149,12 @@ TEST_F(AgreementTest, ALeaderWhoseKeyWasLeftLeadsAgain) {
   commit(0);
   cluster_.wait_settled();
   std::atomic<bool> full = true;
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (!full || node != "w0" || !is_among(transaction.deletes, "leaders/job")) return std::nullopt;
-    return make_error(Code::kNoSpace, "etcd is full");
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (!full || node != "w0" || !is_among(transaction.deletes, "leaders/job"))
+          return std::nullopt;
+        return make_error(Code::kNoSpace, "etcd is full");
+      });
   auto settles = [&](const std::string& layout) {
     return becomes([&] {
       return cluster_.job(1, "job")->current_target() == "checkpoints/base/layouts/" + layout;

@@ -26,10 +26,10 @@ using ::testing::HasSubstr;
 TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
   std::latch both(2);
   std::atomic<bool> wait = true;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (wait && method == "job/files" && node != "w2") both.arrive_and_wait();
     return false;
-  };
+  });
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   std::vector<std::jthread> commits;
   for (unsigned node : {0u, 1u})
@@ -635,13 +635,13 @@ TEST_F(CommitTest, WhatWasHeardOfShowsNoName) {
 /// A job cannot go while a commit that another node leads is being decided.
 TEST_F(CommitTest, AJobIsNotRemovedBesideItsCommit) {
   std::atomic<bool> once = true;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (method == "job/hide" && once.exchange(false)) {
       Result<> removed = cluster_.store(2).remove_job("job", false);
       EXPECT_TRUE(removed.has_error());
     }
     return node.empty();
-  };
+  });
   commit(0);
   Result<> removed = cluster_.store(2).remove_job("job", false);
   ASSERT_TRUE(removed.has_error());

@@ -123,10 +123,10 @@ TEST_F(CopiesTest, NoneGoesWhileAnotherIsNotRead) {
   commit_in(R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 3})");
   std::atomic<bool> lost = true;
   std::atomic<unsigned> asked = 0;
-  cluster_.loses = [&](const std::string&, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
     if (method == "job/examine") ++asked;
     return lost && method == "job/examine";
-  };
+  });
   const std::string text = R"({"tp": 1, "pp": 2, "dp": 1})";
   edit(1, text);
   ASSERT_TRUE(becomes([&] { return asked > 2; }));
@@ -144,7 +144,7 @@ TEST_F(CopiesTest, NoneGoesWhileAnotherIsNotRead) {
 TEST_F(CopiesTest, NoneGoesForAnotherOnANodeThatIsDrained) {
   commit_in(R"({"tp": 1, "pp": 2, "dp": 1, "replicas": 3})");
   std::atomic<bool> drained = false;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (method == "job/examine" && !drained.exchange(true)) {
       EXPECT_TRUE(cluster_.meta()
                       .commit({.puts = {{drained_key(node), R"({"since": "2026-01-01T00:00:00Z"})"},
@@ -152,7 +152,7 @@ TEST_F(CopiesTest, NoneGoesForAnotherOnANodeThatIsDrained) {
                       .has_value());
     }
     return false;
-  };
+  });
   const std::string text = R"({"tp": 1, "pp": 2, "dp": 1})";
   edit(1, text);
   cluster_.wait_settled();
@@ -174,23 +174,24 @@ TEST_F(CopiesTest, NoneGoesByWhatHasChangedMeanwhile) {
        {std::string("jobs/job/layout"), std::string("leaders/job"), std::string(kMembership)}) {
     EXPECT_THAT(copies(0), Each(Pair(::testing::_, 4u)));
     std::atomic<int> tries = 0;
-    cluster_.refuses = [&](const std::string&,
-                           const MetaTransaction& transaction) -> std::optional<Error> {
-      const auto puts = [&](const char* end) {
-        return std::any_of(transaction.puts.begin(), transaction.puts.end(),
-                           [&](const auto& put) { return put.first.ends_with(end); });
-      };
-      const bool trims = puts("/checkpoints/base") && !puts("/in_force") &&
-                         std::any_of(transaction.compares.begin(), transaction.compares.end(),
-                                     [](const auto& one) { return one.key == "jobs/job/layout"; });
-      if (!trims || tries++ > 0) return std::nullopt;
-      const auto entry = cluster_.meta().get(key).value();
-      EXPECT_TRUE(entry.has_value()) << key;
-      if (entry) {
-        EXPECT_TRUE(cluster_.meta().commit({.puts = {{key, entry->value}}}));
-      }
-      return std::nullopt;
-    };
+    const auto refusing = cluster_.refuses.during(
+        [&](const std::string&, const MetaTransaction& transaction) -> std::optional<Error> {
+          const auto puts = [&](const char* end) {
+            return std::any_of(transaction.puts.begin(), transaction.puts.end(),
+                               [&](const auto& put) { return put.first.ends_with(end); });
+          };
+          const bool trims =
+              puts("/checkpoints/base") && !puts("/in_force") &&
+              std::any_of(transaction.compares.begin(), transaction.compares.end(),
+                          [](const auto& one) { return one.key == "jobs/job/layout"; });
+          if (!trims || tries++ > 0) return std::nullopt;
+          const auto entry = cluster_.meta().get(key).value();
+          EXPECT_TRUE(entry.has_value()) << key;
+          if (entry) {
+            EXPECT_TRUE(cluster_.meta().commit({.puts = {{key, entry->value}}}));
+          }
+          return std::nullopt;
+        });
     edit(0, few);
     cluster_.wait_settled();
     EXPECT_TRUE(becomes([&] { return copies(0).begin()->second == 1; })) << key;

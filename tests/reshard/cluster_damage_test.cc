@@ -170,18 +170,18 @@ TEST_F(DamageTest, ANodeThatCannotSayThatItsFilesAreMissingMakesThemAnewAllTheSa
   std::filesystem::remove_all(images);
   const int64_t before = looked();
   std::atomic<int> refused = 0;
-  cluster_.refuses = [&](const std::string& who,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (who != LocalCluster::name(node)) return std::nullopt;
-    const bool others_have_looked = looked() != before;
-    for (const auto& [key, value] : transaction.leased_puts)
-      if (key == "leaders/job" && !others_have_looked)
-        return make_error(Code::kUnavailable, "the others first");
-    for (const auto& [key, value] : transaction.puts)
-      if (key == "jobs/job/checkpoints/base" && (!others_have_looked || refused++ == 0))
-        return make_error(Code::kUnavailable, "etcd does not answer just now");
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& who, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (who != LocalCluster::name(node)) return std::nullopt;
+        const bool others_have_looked = looked() != before;
+        for (const auto& [key, value] : transaction.leased_puts)
+          if (key == "leaders/job" && !others_have_looked)
+            return make_error(Code::kUnavailable, "the others first");
+        for (const auto& [key, value] : transaction.puts)
+          if (key == "jobs/job/checkpoints/base" && (!others_have_looked || refused++ == 0))
+            return make_error(Code::kUnavailable, "etcd does not answer just now");
+        return std::nullopt;
+      });
   cluster_.start(node);
   EXPECT_TRUE(becomes([&] {
     for (uint64_t rank = 0; rank < 3; ++rank)
@@ -307,10 +307,10 @@ TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
     const std::string file = image_file(node, 1);
     flip_byte(file, 20);  // of its header
     std::atomic<int> in_vain = 0;
-    cluster_.loses = [&](const std::string&, std::string_view method) {
+    const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
       if (method == lost) ++in_vain;
       return method == lost;
-    };
+    });
     EXPECT_TRUE(cluster_.job(asked, "job")->repair("base").has_error());
     EXPECT_GT(in_vain, 0);
     ASSERT_TRUE(cluster_.job(asked, "job")->verify("base").has_error());
@@ -334,10 +334,11 @@ TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
 TEST_F(DamageTest, WhatCouldNotBeToldIsToldLaterOrForgotten) {
   commit_with_copies(1);
   std::atomic<bool> away = false;
-  cluster_.refuses = [&](const std::string& node, const MetaTransaction&) -> std::optional<Error> {
-    if (!away || node != "w0") return std::nullopt;
-    return make_error(Code::kUnavailable, "etcd does not answer");
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction&) -> std::optional<Error> {
+        if (!away || node != "w0") return std::nullopt;
+        return make_error(Code::kUnavailable, "etcd does not answer");
+      });
   const auto mend_in_vain = [&] {
     flip_last_byte(image_file(holder_of(1), 1));
     away = true;
@@ -372,16 +373,16 @@ TEST_F(DamageTest, NoneIsTakenOutButForOthersThatLive) {
   const unsigned asked =
       (node + 1) % 3 == static_cast<unsigned>(other[1] - '0') ? (node + 2) % 3 : (node + 1) % 3;
   std::atomic<bool> once = false, named = false;
-  cluster_.refuses = [&](const std::string& who,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    if (who != LocalCluster::name(asked)) return std::nullopt;
-    for (const auto& [key, value] : transaction.puts) {
-      if (key != "jobs/job/checkpoints/base" || once.exchange(true)) continue;
-      for (const auto& compare : transaction.compares)
-        if (compare.key == "nodes/" + other || compare.key == kMembership) named = true;
-    }
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& who, const MetaTransaction& transaction) -> std::optional<Error> {
+        if (who != LocalCluster::name(asked)) return std::nullopt;
+        for (const auto& [key, value] : transaction.puts) {
+          if (key != "jobs/job/checkpoints/base" || once.exchange(true)) continue;
+          for (const auto& compare : transaction.compares)
+            if (compare.key == "nodes/" + other || compare.key == kMembership) named = true;
+        }
+        return std::nullopt;
+      });
   Result<std::string> repaired = cluster_.job(asked, "job")->repair("base");
   EXPECT_TRUE(set_immutable(file, false));
   ASSERT_TRUE(repaired.has_value()) << repaired.error().message();
@@ -426,16 +427,17 @@ TEST_F(DamageTest, WhatAnotherLookFoundMeanwhileIsNotRightAgain) {
     return damage != nullptr && !damage->none();
   };
   std::atomic<bool> once = false;
-  cluster_.breaks = [&](const std::string& asking, const std::string& node, std::string_view method,
-                        const std::string&) {
-    if (asking != LocalCluster::name(looks) || node != LocalCluster::name(holder) ||
-        method != "job/examine" || once.exchange(true))
-      return false;
-    flip_last_byte(file);
-    EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_error());
-    EXPECT_TRUE(becomes([&] { return damaged(looks); }));
-    return false;
-  };
+  const auto breaking =
+      cluster_.breaks.during([&](const std::string& asking, const std::string& node,
+                                 std::string_view method, const std::string&) {
+        if (asking != LocalCluster::name(looks) || node != LocalCluster::name(holder) ||
+            method != "job/examine" || once.exchange(true))
+          return false;
+        flip_last_byte(file);
+        EXPECT_TRUE(cluster_.job(other, "job")->verify("base").has_error());
+        EXPECT_TRUE(becomes([&] { return damaged(looks); }));
+        return false;
+      });
   const Result<> looked = cluster_.job(looks, "job")->look_over("base");
   EXPECT_TRUE(once);
   ASSERT_TRUE(looked.has_error());
@@ -455,7 +457,7 @@ TEST_F(DamageTest, WhatIsSaidToBeWrongWhileANodeFollowsStaysKnown) {
   looked.not_right.tensors = {0};
   std::atomic<int> at = 0;
   const std::thread::id here = std::this_thread::get_id();
-  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+  const auto listing = cluster_.lists.during([&](const std::string& node, std::string_view prefix) {
     if (node != "w1" || std::this_thread::get_id() != here) return;
     if (prefix == "jobs/job/" && at == 0) at = 1;
     if (prefix != kDrainedKeys || at != 1) return;
@@ -465,7 +467,7 @@ TEST_F(DamageTest, WhatIsSaidToBeWrongWhileANodeFollowsStaysKnown) {
                                   looked.to_text());
     ASSERT_TRUE(cluster_.meta().commit(transaction).has_value());
     EXPECT_TRUE(becomes([&] { return checkpoint->damage() != nullptr; }));
-  };
+  });
   ASSERT_TRUE(job->sync().has_value());
   cluster_.lists = nullptr;
   EXPECT_EQ(at, 2);
@@ -511,16 +513,16 @@ TEST_F(DamageTest, TheFirstLookTakesNothingForRightThatAnotherFirstLookFound) {
   LookedOver other{.time_ns = 1};
   other.not_right.tensors = {0};
   std::atomic<bool> once = true;
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    for (const auto& [put, value] : transaction.puts) {
-      if (node != "w0" || put != key || !once.exchange(false)) continue;
-      MetaTransaction theirs;
-      theirs.puts.emplace_back(key, other.to_text());
-      EXPECT_TRUE(cluster_.meta().commit(theirs).has_value());
-    }
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        for (const auto& [put, value] : transaction.puts) {
+          if (node != "w0" || put != key || !once.exchange(false)) continue;
+          MetaTransaction theirs;
+          theirs.puts.emplace_back(key, other.to_text());
+          EXPECT_TRUE(cluster_.meta().commit(theirs).has_value());
+        }
+        return std::nullopt;
+      });
   const Result<> looked = cluster_.job(0, "job")->look_over("base");
   EXPECT_FALSE(once);
   ASSERT_TRUE(looked.has_error());
@@ -581,14 +583,14 @@ TEST_F(DamageTest, AMendingThatIsInDoubtIsTriedAgain) {
     ASSERT_TRUE(cluster_.meta().commit(transaction).has_value());
     ASSERT_TRUE(becomes(knows));
     std::atomic<int> in_vain = 0;
-    cluster_.refuses = [&](const std::string& node,
-                           const MetaTransaction& decision) -> std::optional<Error> {
-      for (const auto& [key, value] : decision.puts)
-        if (node == LocalCluster::name(asked) && key == "jobs/job/checkpoints/base" &&
-            in_vain++ == 0)
-          return make_error(code, "the answer was lost");
-      return std::nullopt;
-    };
+    const auto refusing = cluster_.refuses.during(
+        [&](const std::string& node, const MetaTransaction& decision) -> std::optional<Error> {
+          for (const auto& [key, value] : decision.puts)
+            if (node == LocalCluster::name(asked) && key == "jobs/job/checkpoints/base" &&
+                in_vain++ == 0)
+              return make_error(code, "the answer was lost");
+          return std::nullopt;
+        });
     ASSERT_TRUE(cluster_.job(asked, "job")->verify("base").has_error());
     EXPECT_TRUE(becomes([&] { return in_vain > 0; }));
     EXPECT_TRUE(becomes([&] { return !knows(); })) << "all of it is right";

@@ -265,10 +265,10 @@ TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
   cluster.wait_settled();
   std::mutex mutex;
   std::map<std::string, int> listed;
-  cluster.lists = [&](const std::string&, std::string_view prefix) {
+  const auto listing = cluster.lists.during([&](const std::string&, std::string_view prefix) {
     std::lock_guard lock(mutex);
     ++listed[std::string(prefix)];
-  };
+  });
   ASSERT_TRUE(cluster.job(0, "job0")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})").has_value());
   EXPECT_TRUE(becomes([&] {
     const std::string target = cluster.job(1, "job0")->current_target().value_or("");

@@ -48,10 +48,10 @@ TEST_F(ClusterTest, NoLayoutIsRefusedForWantOfWhatANodeHasThatHasJustComeBack) {
   ASSERT_TRUE(becomes([&] { return job->find_checkpoint("base")->loss().has_value(); }));
   EXPECT_EQ(job->save_layout(text).error().code(), Code::kInvalidArgument);  // it is away
   std::atomic<bool> holds = true;
-  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+  const auto listing = cluster_.lists.during([&](const std::string& node, std::string_view prefix) {
     while (node == "w1" && prefix.starts_with("jobs/") && holds)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  };
+  });
   cluster_.start(0);
   const Result<> refused = job->save_layout(text);
   holds = false;

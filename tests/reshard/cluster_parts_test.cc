@@ -43,10 +43,10 @@ class PartsOfTwoTest : public ClusterTest {
     commit(0);
     edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "devices": ["w1:0"]})");
     cluster_.wait_settled();
-    cluster_.loses = [this](const std::string&, std::string_view method) {
+    gating_ = cluster_.loses.during([this](const std::string&, std::string_view method) {
       if (method == "fetch") gate_.wait();
       return false;
-    };
+    });
   }
   size_t images_on(unsigned node) const {
     size_t count = 0;
@@ -70,6 +70,7 @@ class PartsOfTwoTest : public ClusterTest {
   }
 
   Gate gate_;
+  decltype(LocalCluster::loses)::Meanwhile gating_;
 };
 
 /// w0 leads, and its own part waits for bytes of w1; then w1 asks it for just this part, as one
@@ -78,12 +79,13 @@ TEST_F(PartsOfTwoTest, WhoLeadsMakesItsOwnPartWhileAnotherAsksForIt) {
   put_on_w1();
   std::promise<std::string> told;
   std::atomic<bool> once = false;
-  cluster_.breaks = [&](const std::string& asking, const std::string& node, std::string_view method,
-                        const std::string& request) {
-    if (asking == "w0" && node == "w1" && method == "job/part" && !once.exchange(true))
-      told.set_value(request);
-    return false;
-  };
+  const auto breaking =
+      cluster_.breaks.during([&](const std::string& asking, const std::string& node,
+                                 std::string_view method, const std::string& request) {
+        if (asking == "w0" && node == "w1" && method == "job/part" && !once.exchange(true))
+          told.set_value(request);
+        return false;
+      });
   const std::string text = R"({"tp": 2, "pp": 1, "dp": 1, "devices": ["w1:0", "w0:0"]})";
   edit(0, text);
   const std::string request = told.get_future().get();

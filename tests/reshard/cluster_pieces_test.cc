@@ -27,18 +27,14 @@ class PiecesTest : public ClusterTest {
     write(0, LayoutSpec());
     for (unsigned node = 0; node < kNodes; ++node) EXPECT_NE(cluster_.job(node, "job"), nullptr);
   }
-  ~PiecesTest() override {
-    cluster_.breaks = nullptr;
-    cluster_.loses = nullptr;
-  }
   /// Counts pieces that nodes give, by node.
   void count() {
-    cluster_.breaks = [this](const std::string&, const std::string& node, std::string_view method,
-                             const std::string&) {
+    counting_ = cluster_.breaks.during([this](const std::string&, const std::string& node,
+                                              std::string_view method, const std::string&) {
       std::lock_guard lock(mutex_);
       if (method == "job/file") ++given_[node];
       return false;
-    };
+    });
   }
   fs::path directory_of(unsigned node) const {
     const fs::path all = cluster_.directory(node) + "/jobs/job/checkpoints";
@@ -59,6 +55,7 @@ class PiecesTest : public ClusterTest {
 
   std::mutex mutex_;
   std::map<std::string, unsigned> given_;  // guarded
+  decltype(LocalCluster::breaks)::Meanwhile counting_;
 };
 
 TEST_F(PiecesTest, EachGivesItToAFewOthers) {
@@ -135,13 +132,13 @@ TEST_F(PiecesTest, OneThatWasNotToldAsksForIt) {
 TEST_F(PiecesTest, WhileItComesNothingElseWaits) {
   std::latch asked(1), go_on(1);
   std::once_flag once;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (method == "job/file" && node == "w3") {
       std::call_once(once, [&] { asked.count_down(); });
       go_on.wait();
     }
     return method == "job/files" && node == "w2";  // which asks w3, the next, itself
-  };
+  });
   // w3 gives it to nobody else: it is among the last that are told.
   auto committed = std::async(std::launch::async, [&] { commit(4); });
   asked.wait();

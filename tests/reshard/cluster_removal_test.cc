@@ -51,12 +51,13 @@ TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
   write_file(away, "written on a node that is away");
   const std::string written = incoming(1) + "/rank/0/notes.txt";
   std::atomic<bool> once = true;
-  cluster_.refuses = [&](const std::string&,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    for (const auto& [key, value] : transaction.puts)
-      if (key.starts_with("removed/jobs/") && once.exchange(false)) write_file(written, "just now");
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string&, const MetaTransaction& transaction) -> std::optional<Error> {
+        for (const auto& [key, value] : transaction.puts)
+          if (key.starts_with("removed/jobs/") && once.exchange(false))
+            write_file(written, "just now");
+        return std::nullopt;
+      });
   const Result<> removed = cluster_.store(0).remove_job("job", false);
   ASSERT_TRUE(removed.has_value()) << removed.error().message();
   cluster_.refuses = nullptr;
@@ -91,13 +92,13 @@ TEST_F(ClusterTest, AnotherJobIsMadeAndRemovedWhileOneWaitsForAnAnswer) {
   ASSERT_NE(cluster_.job(2, "job"), nullptr);
   std::promise<void> asked, answer;
   std::atomic<bool> first = true;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (node == "w2" && method == "job/holds" && first.exchange(false)) {
       asked.set_value();
       answer.get_future().wait();
     }
     return false;
-  };
+  });
   std::jthread removes(
       [&] { EXPECT_TRUE(cluster_.store(0).remove_job("job", false).has_value()); });
   asked.get_future().wait();
@@ -116,11 +117,11 @@ TEST_F(ClusterTest, WhoHasLittlePatienceWaitsForNoOtherNodeForLong) {
   constexpr auto kPatience = milliseconds(1700);
   std::mutex mutex;
   std::map<std::string, milliseconds, std::less<>> longest;
-  cluster_.waits = [&](std::string_view method, milliseconds time) {
+  const auto waiting = cluster_.waits.during([&](std::string_view method, milliseconds time) {
     std::lock_guard lock(mutex);
     milliseconds& known = longest[std::string(method)];
     known = std::max(known, time);
-  };
+  });
   for (const bool patient : {false, true}) {
     SCOPED_TRACE(patient);
     longest.clear();
@@ -166,13 +167,13 @@ TEST_F(ClusterTest, ARemovalTakesNoNewerOneOfItsName) {
   const std::string before = cluster_.job(0, "job")->find_checkpoint("base")->manifest().id;
   write(1, LayoutSpec());
   std::atomic<bool> once = true;
-  cluster_.loses = [&](const std::string&, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
     if (method == "job/changed" && once.exchange(false)) {
       EXPECT_TRUE(cluster_.job(1, "job")->remove_checkpoint("base").has_value());
       commit(1);
     }
     return false;
-  };
+  });
   const Result<> removed = cluster_.job(0, "job")->remove_checkpoint("base");
   EXPECT_FALSE(once);
   ASSERT_TRUE(removed.has_error());
@@ -219,10 +220,10 @@ TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeStartsIsGoneThere) {
   ASSERT_FALSE(cluster_.store(2).images().list().value().empty());
   cluster_.stop(2);
   std::atomic<bool> once = true;
-  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+  const auto listing = cluster_.lists.during([&](const std::string& node, std::string_view prefix) {
     if (node != "w2" || prefix != "jobs/job/" || !once.exchange(false)) return;
     ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
-  };
+  });
   cluster_.start(2);
   cluster_.lists = nullptr;
   EXPECT_FALSE(once);
@@ -237,24 +238,25 @@ TEST_F(ClusterTest, AJobThatIsRemovedWhileANodeHearsOfItIsGoneThere) {
   cluster_.stop(2);
   std::atomic<int> listed = 0;
   std::atomic<bool> made = false, asked = false, deaf = false;
-  cluster_.lists = [&](const std::string& node, std::string_view prefix) {
+  const auto listing = cluster_.lists.during([&](const std::string& node, std::string_view prefix) {
     if (node != "w2") return;
     if (prefix == "jobs/") ++listed;  // to see whether its store fits, and then to load them
     if (prefix != kTombstones || listed != 2 || made.exchange(true)) return;
     ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
     write(0, LayoutSpec());
     commit(0);
-  };
-  cluster_.breaks = [&](const std::string& asking, const std::string&, std::string_view method,
-                        const std::string&) {
+  });
+  const auto breaking = cluster_.breaks.during([&](const std::string& asking, const std::string&,
+                                                   std::string_view method, const std::string&) {
     if (asking == "w2" && method == "job/file" && !asked.exchange(true)) {
       deaf = true;  // or it would load the job first, when it is told
       EXPECT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
       deaf = false;
     }
     return false;
-  };
-  cluster_.loses = [&](const std::string& node, std::string_view) { return deaf && node == "w2"; };
+  });
+  const auto losing = cluster_.loses.during(
+      [&](const std::string& node, std::string_view) { return deaf && node == "w2"; });
   cluster_.start(2);
   EXPECT_TRUE(becomes([&] { return asked && cluster_.store(0).find("job") == nullptr; }));
   EXPECT_TRUE(becomes([&] { return !fs::exists(cluster_.directory(2) + "/jobs/job"); }));

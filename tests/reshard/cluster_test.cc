@@ -68,9 +68,9 @@ TEST_F(ClusterTest, TheLeastMoves) {
 /// was.
 TEST_F(ClusterTest, ACheckpointStaysWhileItsFilesAreOutOfReach) {
   std::atomic<bool> lost = false;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     return lost && ((method == "job/files" && node == "w2") || method == "job/file");
-  };
+  });
   ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
   write(0, LayoutSpec());
   commit(0);
@@ -150,9 +150,9 @@ class RelayTest : public ClusterTest {
   /// Whatever the receivers are asked in this way is lost.
   void without(std::string_view method) {
     std::atomic<int> lost = 0;
-    cluster_.loses = [&](const std::string& node, std::string_view what) {
+    const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view what) {
       return what == method && node != "w0" && ++lost > 0;
-    };
+    });
     const auto [sent, moved] = spread();
     EXPECT_GT(lost, 0);
     EXPECT_EQ(moved, sent);  // all of it from w0 in the end
@@ -174,9 +174,9 @@ TEST_F(RelayTest, NodesThatDoNotSayWhatTheyHaveAreNotMissed) { without("job/arri
 
 TEST_F(RelayTest, ANodeThatStopsPassingOnInTheMiddleIsNotMissed) {
   std::atomic<int> fetches = 0;
-  cluster_.loses = [&](const std::string& node, std::string_view what) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view what) {
     return what == "fetch" && node != "w0" && ++fetches > 5;
-  };
+  });
   const auto [sent, moved] = spread();
   EXPECT_GT(fetches, 5);
   EXPECT_GT(moved, sent);
@@ -191,10 +191,10 @@ TEST_F(ClusterTest, PartsOfAPlanThatIsGivenUpGoEvenWhenNobodySaysSo) {
   commit(0);
   cluster_.wait_settled();
   std::atomic<bool> asked = false;
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     if (method == "job/part" && node == "w2") asked = true;
     return method == "job/drop" || (method == "job/part" && node == "w2");
-  };
+  });
   edit(0, R"({"tp": 1, "pp": 3, "dp": 1, "devices": ["w0:0", "w1:0", "w2:0"]})");
   auto images = [&] {
     std::filesystem::directory_iterator files(cluster_.store(1).images().directory());
@@ -364,9 +364,9 @@ TEST_F(ClusterTest, WhereBytesLieIsNeverKnownToOneNodeAlone) {
   // The plan is carried out, and then nobody hears where the bytes lie.
   std::atomic<int> lost = 0;
   std::atomic<bool> healed = false;
-  cluster_.loses = [&](const std::string&, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
     return method == "job/files" && !healed && ++lost > 0;
-  };
+  });
   const std::string before = cluster_.job(0, "job")->current_target().value();
   edit(0, R"({"tp": 1, "pp": 2, "dp": 1})");
   for (int i = 0; i < 300 && lost < 4; ++i) {
@@ -483,13 +483,13 @@ TEST_F(ClusterTest, WhatIsRemovedWhileOlderOnesGetCopiesIsNoFailure) {
   };
   const size_t images = images_of("c");
   std::atomic<bool> removed = false;
-  cluster_.loses = [&](const std::string&, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
     if (method == "job/part" && images_of("c") > images &&
         !removed.exchange(true)) {  // a is at it, and b comes next
       EXPECT_TRUE(job->remove_checkpoint("b").has_value());
     }
     return false;
-  };
+  });
   edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
   cluster_.wait_settled();
   cluster_.loses = nullptr;
@@ -541,9 +541,9 @@ TEST_F(ClusterTest, WhatStaysOnADrainedNodeIsNamedAndWhatIsNotKnownToo) {
   ASSERT_EQ(found.size(), 3u + 32 + 1);
   EXPECT_EQ(found[3], "many-00 of job other");
   EXPECT_EQ(found.back(), "and 8 more of job other");
-  cluster_.loses = [&](const std::string& node, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string& node, std::string_view method) {
     return node == "w1" && method == "job/holds";
-  };
+  });
   const JobStore::Uncommitted unknown = store.uncommitted_on("w1");
   cluster_.loses = nullptr;
   EXPECT_THAT(unknown.found, IsEmpty());
@@ -557,13 +557,13 @@ TEST_F(ClusterTest, AChangeIsLedByOneNodeAndTheOthersReadThatNothingIsLeft) {
   cluster_.wait_settled();
   std::mutex mutex;
   std::set<std::string> leaders;
-  cluster_.refuses = [&](const std::string& node,
-                         const MetaTransaction& transaction) -> std::optional<Error> {
-    std::lock_guard lock(mutex);
-    for (const auto& [key, value] : transaction.leased_puts)
-      if (key == "leaders/job") leaders.insert(node);
-    return std::nullopt;
-  };
+  const auto refusing = cluster_.refuses.during(
+      [&](const std::string& node, const MetaTransaction& transaction) -> std::optional<Error> {
+        std::lock_guard lock(mutex);
+        for (const auto& [key, value] : transaction.leased_puts)
+          if (key == "leaders/job") leaders.insert(node);
+        return std::nullopt;
+      });
   edit(0, R"({"tp": 2, "pp": 1, "dp": 1})");
   cluster_.wait_settled();
   cluster_.refuses = nullptr;
@@ -707,11 +707,11 @@ TEST_F(ClusterTest, ProgressOfOlderCheckpointsIsTheSameOnAllNodes) {
   cluster_.wait_settled();
   std::atomic<int> parts = 0;
   std::atomic<bool> slow = true;
-  cluster_.loses = [&](const std::string&, std::string_view method) {
+  const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
     if (method == "job/part") ++parts;  // first those of the newest
     while (slow && parts >= 2 && method == "job/part") usleep(1000);
     return false;
-  };
+  });
   edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "replicas": 1})");
   for (unsigned node : {0u, 1u, 2u}) {
     const JobRef there = cluster_.job(node, "job");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -23,32 +24,87 @@
 namespace ptc::testing {
 
 /// What a test asks to be done; may be exchanged while it is called, which then ends as it began.
+/// Nodes call it for as long as the cluster lives, which is longer than a test's body: what refers
+/// to something there is set by during().
 template <class Signature>
 class Hook;
 template <class Answer, class... Arguments>
 class Hook<Answer(Arguments...)> {
  public:
   using Function = std::function<Answer(Arguments...)>;
+
+ private:
+  struct Set {
+    Function function;
+    unsigned calls = 0;  // guarded: those that have not ended
+  };
+
+ public:
+  /// At its end what was set is no longer, and nobody is in it.
+  class Meanwhile {
+   public:
+    Meanwhile() = default;
+    Meanwhile(Hook* hook, std::shared_ptr<Set> set) : hook_(hook), set_(std::move(set)) {}
+    Meanwhile(Meanwhile&&) = default;
+    Meanwhile& operator=(Meanwhile&& other) {
+      end();
+      hook_ = other.hook_;
+      set_ = std::move(other.set_);
+      return *this;
+    }
+    ~Meanwhile() { end(); }
+
+   private:
+    void end() {
+      if (set_ == nullptr) return;
+      std::unique_lock lock(hook_->mutex_);
+      if (hook_->set_ == set_) hook_->set_ = nullptr;
+      hook_->ended_.wait(lock, [&] { return set_->calls == 0; });
+      set_ = nullptr;
+    }
+    Hook* hook_ = nullptr;
+    std::shared_ptr<Set> set_;  // nullptr: moved away
+  };
+
   Hook& operator=(Function function) {
-    auto shared = std::make_shared<const Function>(std::move(function));
-    std::lock_guard lock(mutex_);
-    function_.swap(shared);
+    (void)set(std::move(function));
     return *this;
   }
+  /// Until what is returned ends, or another is set.
+  [[nodiscard]] Meanwhile during(Function function) { return {this, set(std::move(function))}; }
+
   /// Nothing is set: as if it had said no.
   template <class... Given>
   Answer operator()(Given&&... given) const {
-    std::shared_ptr<const Function> function;
-    {
-      std::lock_guard lock(mutex_);
-      function = function_;
-    }
-    return function != nullptr && *function ? (*function)(std::forward<Given>(given)...) : Answer();
+    std::unique_lock lock(mutex_);
+    const std::shared_ptr<Set> set = set_;
+    if (set == nullptr || !set->function) return Answer();
+    ++set->calls;
+    lock.unlock();
+    const Ending ending(*this, *set);
+    return set->function(std::forward<Given>(given)...);
   }
 
  private:
+  struct Ending {
+    Ending(const Hook& hook, Set& set) : hook(hook), set(set) {}
+    ~Ending() {
+      std::lock_guard lock(hook.mutex_);
+      if (--set.calls == 0) hook.ended_.notify_all();
+    }
+    const Hook& hook;
+    Set& set;
+  };
+  std::shared_ptr<Set> set(Function function) {
+    auto set = std::make_shared<Set>(Set{.function = std::move(function)});
+    std::lock_guard lock(mutex_);
+    set_ = set;
+    return set;
+  }
+
   mutable std::mutex mutex_;
-  std::shared_ptr<const Function> function_;  // guarded
+  mutable std::condition_variable ended_;
+  std::shared_ptr<Set> set_;  // guarded
 };
 
 class LocalCluster {
