@@ -1,6 +1,9 @@
 #include "store/meta/etcd_watch.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <utility>
 
 namespace ptc {
 namespace {
@@ -76,9 +79,14 @@ Result<> EtcdWatch::start(IoThreads& io) {
 asio::awaitable<void> EtcdWatch::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     try {
-      // What went wrong matters to nobody: the next stream begins where this one ended.
-      if (compacted_) (void)co_await list_again();
-      else (void)co_await follow();
+      // The next stream begins where this one ended, whatever went wrong.
+      Result<> followed = ok();
+      if (compacted_) followed = co_await list_again();
+      else followed = co_await follow();
+      if (!followed && followed.error().code() == Code::kPermissionDenied && !refused_) {
+        refused_ = true;
+        spdlog::error("nothing is heard of what others decide: {}", followed.error().message());
+      }
     } catch (const std::exception&) {  // no memory: what was not published comes again
     }
     co_await pause(kPauseOfWatch, stop);
@@ -91,8 +99,10 @@ Task<> EtcdWatch::follow() {
   create["progress_notify"] = true;
   create["fragment"] = true;
   json::object request{{"create_request", std::move(create)}};
-  PTC_CO_TRY(auto stream, co_await gateway_.stream("watch", std::move(request)));
   const json::object anything{{"key", to_base64(prefix_)}, {"count_only", true}};
+  // A token that is no longer good is exchanged by this; a watch that is refused does not say why.
+  PTC_CO_TRY(co_await gateway_.ask("kv/range", anything));
+  PTC_CO_TRY(auto stream, co_await gateway_.stream("watch", std::move(request)));
   while (!compacted_) {
     PTC_CO_TRY(auto result, co_await stream->next(kSilence));
     if (result) {
@@ -110,6 +120,7 @@ Result<> EtcdWatch::take(const json::object& result) {
     compacted_ = compact_revision != 0;
     return make_error(Code::kUnavailable, "etcd ended the watch");
   }
+  if (std::exchange(refused_, false)) spdlog::info("what others decide is heard of again");
   std::vector<MetaEvent> events;
   int64_t last = complete_;
   for (const json::value& value : array_field(result, "events")) {

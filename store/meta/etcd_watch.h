@@ -49,6 +49,7 @@ class EtcdWatch {
   std::map<std::string, int64_t, std::less<>> revisions_;  // of each key
   int64_t complete_ = 0;  // everything up to this revision was published
   bool compacted_ = false;
+  bool refused_ = false;  // and said so
 
   Background following_;  // last: it uses the rest
 };
