@@ -249,18 +249,18 @@ FsResult<> EditableFile::save_as(const std::string& text, const TextSave& how, c
   const ModeOfSave meanwhile(*this, *how.mode);
   const std::optional<std::string> old_text = source_.text();
   const mode_t before = agreed_mode();
-  const bool narrows = (before & ~*how.mode) != 0;
-  if (narrows) {
-    PTC_TRY(source_.narrow(*how.mode));
+  std::optional<Narrowed> narrowed;
+  if ((before & ~*how.mode) != 0) {
+    PTC_TRY(narrowed, source_.narrow(*how.mode));
   }
   const auto saved = save(text, how, offer);
   if (saved && agreed_mode() == *how.mode) return saved;
-  if (saved) return source_.open_to(*how.mode, text);
+  if (saved) return source_.open_to(*how.mode, text, std::nullopt);
   // It goes on, or may be in force; or whoever may read this reads why, and no others.
   if (saved.error().value == EAGAIN || !old_text) return saved;
   if (((before | agreed_mode()) & ~*how.mode & 0444) != 0 && source_.conceal_refusal)
     source_.conceal_refusal();
-  if (narrows && agreed_mode() == (before & *how.mode)) (void)source_.open_to(before, *old_text);
+  if (narrowed) (void)source_.open_to(before, *old_text, narrowed);
   return saved;
 }
 

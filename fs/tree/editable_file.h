@@ -37,6 +37,7 @@ struct TextSave {
 /// Threads: any. No lock is held while a text is offered.
 class EditableFile {
  public:
+  using Narrowed = int64_t;  // when it was, as revision of what is agreed on
   struct Source {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
     std::function<Result<>(const std::string&, const TextSave&)> save;
@@ -52,9 +53,11 @@ class EditableFile {
     std::function<FsResult<>(const FileAttributes&)> change_attributes = {};
     /// The mode lets no more than this, on all nodes, however long it takes: not from a request
     /// that the kernel has locks for.
-    std::function<FsResult<>(mode_t)> narrow = {};
-    /// Has this mode, if it still is this text.
-    std::function<FsResult<>(mode_t, const std::string& text)> open_to = {};
+    std::function<FsResult<Narrowed>(mode_t)> narrow = {};
+    /// Has this mode, if it still is this text, and if nobody changed modes or owners after it was
+    /// narrowed, where that is given.
+    std::function<FsResult<>(mode_t, const std::string& text, std::optional<Narrowed>)> open_to =
+        {};
     /// A text was refused that fewer may read than this file: why, is said without quoting it.
     std::function<void()> conceal_refusal = {};
     /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with

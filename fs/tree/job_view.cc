@@ -146,9 +146,13 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
   source.change_attributes = [this, name](const FileAttributes& change) {
     return agree_on(name, change);
   };
-  source.narrow = [this, name](mode_t mode) { return as_decided(job_->narrow_mode(name, mode)); };
-  source.open_to = [this, name](mode_t mode, const std::string& text) {
-    const Result<> opened = open_text(name, mode, text);
+  source.narrow = [this, name](mode_t mode) -> FsResult<EditableFile::Narrowed> {
+    const auto narrowed = job_->narrow_mode(name, mode);
+    if (!narrowed) return as_decided(Result<>(narrowed.error())).error();
+    return narrowed.value();
+  };
+  source.open_to = [this, name](mode_t mode, const std::string& text, auto narrowed) {
+    const Result<> opened = open_text(name, mode, text, narrowed);
     const bool is_another = !opened && opened.error().code() == Code::kConflict;
     return is_another ? FsResult<>(ok()) : as_decided(opened);
   };
@@ -332,12 +336,13 @@ DataSet::Commit JobView::committed_with(const std::optional<Job::AtMost>& at_mos
   };
 }
 
-Result<> JobView::open_text(const std::string& name, mode_t mode, const std::string& text) {
+Result<> JobView::open_text(const std::string& name, mode_t mode, const std::string& text,
+                            std::optional<EditableFile::Narrowed> narrowed) {
   const std::string below = std::string(kDataSetName) + "/";
-  if (!name.starts_with(below)) return job_->open_text(name, mode, text);
+  if (!name.starts_with(below)) return job_->open_text(name, mode, text, narrowed);
   return data_set_->decide_beside(name.substr(below.size()), text,
                                   [&](const MetaTransaction& if_so) -> Result<int64_t> {
-                                    PTC_TRY(job_->open_text(name, mode, if_so));
+                                    PTC_TRY(job_->open_text(name, mode, if_so, narrowed));
                                     return 0;
                                   });
 }

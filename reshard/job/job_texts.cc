@@ -172,18 +172,21 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 }
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
-  return impl_->change_attributes(name, [&](const FileAttributes&) { return change; });
+  PTC_TRY(impl_->change_attributes(name, [&](const auto&) { return std::optional(change); }));
+  return ok();
 }
 
-Result<> Job::narrow_mode(const std::string& name, uint32_t mode) {
-  return impl_->change_attributes(name, [&](const FileAttributes& now) {
+Result<int64_t> Job::narrow_mode(const std::string& name, uint32_t mode) {
+  return impl_->change_attributes(name, [&](const auto& now) -> std::optional<FileAttributes> {
+    if (!lets_more(*now.all, {name, mode, nullptr})) return std::nullopt;
     FileAttributes change;
-    change.mode = now.mode.value_or(kTextMode) & (mode | ~0777u);
+    change.mode = now.all->of(name).mode.value_or(kTextMode) & (mode | ~0777u);
     return change;
   });
 }
 
-Result<> Job::open_text(const std::string& name, uint32_t mode, const std::string& text) {
+Result<> Job::open_text(const std::string& name, uint32_t mode, const std::string& text,
+                        std::optional<int64_t> narrowed) {
   JobDecision decision(name_);
   if (name == kLayoutFile) {
     const JobKnowledge::Snapshot known = impl_->knowledge.now();
@@ -194,33 +197,46 @@ Result<> Job::open_text(const std::string& name, uint32_t mode, const std::strin
     if (rules.text != text) return make_error(Code::kConflict, "{} is another by now", name);
     decision.rests_on(rules);
   }
-  return open_text(name, mode, std::move(decision).transaction());
+  return open_text(name, mode, std::move(decision).transaction(), narrowed);
 }
 
-Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so) {
-  FileAttributes change;
-  change.mode = mode;
-  return impl_->change_attributes(
-      name, [&](const FileAttributes&) { return change; }, if_so);
+Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so,
+                        std::optional<int64_t> narrowed) {
+  const auto opened = [&](const auto& now) -> Result<std::optional<FileAttributes>> {
+    if (narrowed && now.meta_revision != *narrowed)
+      return make_error(Code::kConflict, "the mode of {} was changed meanwhile", name);
+    FileAttributes change;
+    change.mode = mode;
+    return std::optional(change);
+  };
+  PTC_TRY(impl_->change_attributes(name, opened, if_so));
+  return ok();
 }
 
-Result<> Job::Impl::change_attributes(
-    const std::string& name, const std::function<FileAttributes(const FileAttributes& now)>& change,
-    const MetaTransaction& if_so) {
+Result<int64_t> Job::Impl::change_attributes(const std::string& name,
+                                             const ChangeOfAttributes& change,
+                                             const MetaTransaction& if_so) {
+  int64_t revision = 0;
   const auto decided = [&]() -> Result<bool> {
     constexpr int kMostTries = 50;
     MutexLock one(attributes_mutex);
     PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
     for (int tries = 0;; ++tries) {
       JobAttributes after = *before.all;
-      after.update(name, change(before.all->of(name)));
+      PTC_TRY(const std::optional<FileAttributes> changed, change(before));
+      if (!changed) {
+        revision = before.meta_revision;
+        return take_over_of(name, after, revision);
+      }
+      after.update(name, *changed);
       JobDecision decision(job->name(), if_so);
       decision.rests_on(before);
-      const bool same = after == *before.all;
-      if (!same) decision.put_attributes(after);
+      decision.put_attributes(after);
       const Result<int64_t> committed = place.commit(std::move(decision));
-      if (committed)
-        return take_over_of(name, after, same ? before.meta_revision : committed.value());
+      if (committed) {
+        revision = committed.value();
+        return take_over_of(name, after, revision);
+      }
       if (committed.error().code() != Code::kConflict || tries == kMostTries)
         return committed.error();
       PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
@@ -232,7 +248,7 @@ Result<> Job::Impl::change_attributes(
   if (!decided) return decided.error();
   if (decided.value() && listener != nullptr) listener->attributes_changed(job->name());
   tell_others(*services.cluster, job->name());
-  return ok();
+  return revision;
 }
 
 /// Of other names' modes what both let: others may have decided about them, whose texts this node

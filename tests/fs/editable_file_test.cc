@@ -241,6 +241,7 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
 TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   FileAttributes agreed;
   std::string accepted = "old";
+  int64_t revision = 0;  // of modes and owners
   std::vector<std::string> steps;
   const auto note = [&](std::string_view what, mode_t mode) {
     steps.push_back(fmt::format("{} {:o}", what, mode));
@@ -251,20 +252,21 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   source.save = [&](const std::string& text, const TextSave&) -> Result<> {
     note(text, file->mode_for_group(0));
     if (text == "opened and bad") agreed.mode = 0644;
+    if (text == "closed by its owner and bad") ++revision;
     if (text.ends_with("bad")) return invalid_argument("no");
     accepted = text;
     return ok();
   };
   source.remove = []() -> Result<> { return ok(); };
   source.attributes = [&] { return agreed; };
-  source.narrow = [&](mode_t mode) -> FsResult<> {
+  source.narrow = [&](mode_t mode) -> FsResult<EditableFile::Narrowed> {
     note("narrow", mode);
     agreed.mode = agreed.mode.value_or(0644) & mode;
-    return ok();
+    return ++revision;
   };
-  source.open_to = [&](mode_t mode, const std::string& text) -> FsResult<> {
+  source.open_to = [&](mode_t mode, const std::string& text, auto narrowed) -> FsResult<> {
     note("open " + text, mode);
-    if (text == accepted) agreed.mode = mode;
+    if (text == accepted && revision == narrowed.value_or(revision)) agreed.mode = mode;
     return ok();
   };
   source.conceal_refusal = [&] { note("conceal", file->mode_for_group(0)); };
@@ -279,6 +281,10 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   EXPECT_FALSE(move("bad", S_IFREG | 0600));
   EXPECT_EQ(steps, (Steps{"narrow 600", "bad 600", "conceal 600", "open old 644"}));
   EXPECT_EQ(file->mode_for_group(0), 0644u);
+  // Its owner wants it so, meanwhile.
+  EXPECT_FALSE(move("closed by its owner and bad", S_IFREG | 0600));
+  EXPECT_EQ(file->mode_for_group(0), 0600u);
+  agreed.mode = 0644;
   EXPECT_TRUE(move("new", S_IFREG | 0600));
   EXPECT_EQ(steps, (Steps{"narrow 600", "new 600"}));
   EXPECT_EQ(file->mode_for_group(0), 0600u);

@@ -123,5 +123,30 @@ TEST(JobAttributesAlone, AreAsDecidedHoweverManyDecideAtOnce) {
   }
 }
 
+/// A save narrows the mode of the old text until the new one is in force; it is refused, and the
+/// owner has closed the file meanwhile: to just what it was narrowed to.
+TEST(JobAttributesAlone, WhatItsOwnerClosesMeanwhileIsNotOpenedAgain) {
+  const TempDir dir;
+  const auto store =
+      JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr).value();
+  const JobRef job = store->create_job("job").value();
+  const std::string name = "layout.json", text = job->layout_text();
+  const auto mode = [&] { return job->attributes()->of(name).mode.value_or(0644); };
+  const int64_t unchanged = job->narrow_mode(name, 0600).value();
+  EXPECT_EQ(mode(), 0600u);
+  EXPECT_TRUE(job->open_text(name, 0644, text, unchanged));
+  EXPECT_EQ(mode(), 0644u);
+
+  const int64_t narrowed = job->narrow_mode(name, 0600).value();
+  EXPECT_EQ(job->narrow_mode(name, 0640).value(), narrowed) << "it lets no more already";
+  FileAttributes closed;
+  closed.mode = 0600;
+  ASSERT_TRUE(job->change_attributes(name, closed));
+  const Result<> opened = job->open_text(name, 0644, text, narrowed);
+  ASSERT_TRUE(opened.has_error());
+  EXPECT_EQ(opened.error().code(), Code::kConflict);
+  EXPECT_EQ(mode(), 0600u);
+}
+
 }  // namespace
 }  // namespace ptc::testing
