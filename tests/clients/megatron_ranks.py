@@ -1,7 +1,6 @@
 """One rank of Megatron-Core on the CPU: a small GPT with the distributed optimizer, saved as Megatron-LM saves with
 `--ckpt-format torch`. Its numbers depend on the names of the whole model's tensors alone, so that trees of all sizes hold the
-same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP EP TYPE TIED BUCKET, with torchrun's variables.
-Megatron expects devices of CUDA; where it asks for one it gets the CPU here."""
+same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP EP TYPE TIED BUCKET, with torchrun's variables."""
 import argparse
 import os
 import re
@@ -9,27 +8,8 @@ import sys
 
 import torch
 
-
-def on_cpu():
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    torch.cuda.is_available = lambda: False
-    torch.cuda.synchronize = lambda *arguments, **options: None
-    torch.Tensor.cuda = lambda self, *arguments, **options: self
-    kind = torch.Tensor.type
-    torch.Tensor.type = lambda self, *arguments: kind(self, *arguments) if arguments else kind(self).replace("torch.", "torch.cuda.")
-
-    def without_device(make):
-        def made(*arguments, **options):
-            if str(options.get("device", "")).startswith("cuda"):
-                options["device"] = "cpu"
-            return make(*arguments, **options)
-        return made
-    for name in ("tensor", "zeros", "empty", "ones", "full"):
-        setattr(torch, name, without_device(getattr(torch, name)))
-
-
-on_cpu()
-
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/examples"))
+import megatron_cpu  # noqa: F401,E402  pylint: disable=unused-import,wrong-import-position
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402

@@ -78,7 +78,7 @@ class Elastic(mount.TestCase):
         self.addCleanup(setattr, proof, "SAMPLES", proof.SAMPLES)
         proof.SAMPLES = 40000
         proof.write_samples(samples)
-        return proof.new_job(os.path.join(self.mount.path, name), samples, proof.layout_of(**layout), 4)
+        return proof.new_job(os.path.join(self.mount.path, name), samples, proof.layout_of(**layout), 4, elastic.train.first())
 
     def launch(self, job):
         """elastic.py as a process, once its ranks have made a few steps; (it, all its descendants)."""

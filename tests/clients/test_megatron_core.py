@@ -108,6 +108,17 @@ class MegatronCore(mount.TestCase):
         self.expect_same(state, {"decoder.w": whole, "optimizer.state.exp_avg.decoder.w": whole + 1}, "dcp/")
         self.assertEqual(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "iter_0000100/common.pt"), weights_only=True)["iteration"], 100)
 
+    def test_a_run_whose_layout_changes(self):
+        """tp2-dp2, pp2-dp2 (a process killed), tp2-pp2 with half the batch: its loss is that of one process."""
+        tools = os.path.join(HERE, "../../tools")
+        out = self.temporary("proof")
+        told = subprocess.run([sys.executable, "-W", "ignore", tools + "/examples/proof.py", self.mount.path, "--out", out, "--only", "megatron"],
+                              env={**os.environ, "PYTHONPATH": ":".join([tools + "/python", os.environ.get("PYTHONPATH", "")])}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=600, check=False)
+        print(told.stdout.splitlines()[-1])
+        self.assertEqual(told.returncode, 0, told.stdout)
+        self.assertIn("killed", mount.read_text(out + "/megatron.svg"))
+
     def test_expert_ranks(self):
         """What is no expert's only the first of them writes; each has it in what is made anew."""
         trees = {pp: self.write(f"experts-{pp}", 1, pp, 2, ep=2) for pp in (1, 2)}

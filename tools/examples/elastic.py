@@ -1,6 +1,8 @@
 """An elastic launcher: starts a process for each rank of layout.json, and again when that changes or a process dies.
 
-    elastic.py JOB LOG            ends when all samples of the job's data set are consumed
+    elastic.py JOB LOG [RANKS]    ends when all samples of the job's data set are consumed
+
+RANKS: the module whose main() is a rank: train, or megatron_gpt.
 
 To change the parallelism of what runs, save layout.json, with an editor or by `ptc layout JOB set --tp 4`. For another
 global batch, too, put the new order.json into the job as `order.next.json` before: it takes effect while nothing runs.
@@ -8,6 +10,7 @@ global batch, too, put the new order.json into the job as `order.next.json` befo
 SIGTERM, SIGINT and SIGHUP: all ranks save and end, and the exit status is 128 and the signal; a second one kills them.
 No rank outlives the launcher, however that ends. Exit status 1: ranks fail again and again, or it cannot go on.
 """
+import importlib
 import multiprocessing
 import os
 import signal
@@ -21,7 +24,6 @@ import train
 
 # Ranks are forked from one process that has imported PyTorch and has done nothing else.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"])
 FAILURES = 5  # in a row, without a checkpoint between
 
 
@@ -29,10 +31,11 @@ class Failing(Exception):
     """Ranks that end by themselves again and again."""
 
 
-def start_server():
-    """The process that ranks are forked from. They begin with SIGTERM blocked, as it has it: sent before a rank can
-    save, it waits until the rank can (train.main).
+def start_server(ranks=train):
+    """The process that ranks are forked from; the first to ask says what it imports. They begin with SIGTERM blocked,
+    as it has it: sent before a rank can save, it waits until the rank can (train.run).
     """
+    CONTEXT.set_forkserver_preload(ranks.PRELOAD)
     resource_tracker.ensure_running()  # it would unblock SIGTERM here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -49,7 +52,7 @@ def wait(job):
         return job.status
 
 
-def start(jobs, log, directory):
+def start(jobs, log, directory, ranks):
     """Processes for the layout in force and the newest checkpoint; (layout, revision, checkpoint, processes).
 
     `jobs`: the job as each rank sees it.
@@ -73,8 +76,8 @@ def start(jobs, log, directory):
     for place in {one.path: one for one in [job, *seen]}.values():
         while not shows_the_same(place, job, status["revision"], layout["dp"], checkpoint.meta["consumed"]):
             time.sleep(0.05)
-    start_server()
-    processes = [CONTEXT.Process(target=train.main, daemon=True,
+    start_server(ranks)
+    processes = [CONTEXT.Process(target=ranks.main, daemon=True,
                                  args=(rank, world, one.path, layout, one.current, meet, log))
                  for rank, one in enumerate(seen)]
     try:
@@ -112,18 +115,18 @@ def end(processes, at_once):
             process.join()
 
 
-def run(job, log, on_look=lambda layout, processes: None, jobs=None):
+def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train):
     """Until all is consumed. `on_look` is called again and again with what runs.
 
     `jobs`: of a layout and a rank the job on the mount of that rank's node, where there are several; of None, one that
-    is there. Failing: it does not go on. However this ends, no rank runs any more.
+    is there. `ranks`: the module of their main(). Failing: it does not go on. However this ends, no rank runs any more.
     """
     jobs = jobs or (lambda layout, rank: job)
     failures, begun = 0, None
     with tempfile.TemporaryDirectory() as directory:
         while True:
             try:
-                layout, revision, checkpoint, processes = start(jobs, log, directory)
+                layout, revision, checkpoint, processes = start(jobs, log, directory, ranks)
             except OSError:  # a daemon has gone meanwhile
                 failures += 1
                 if failures >= FAILURES:
@@ -153,8 +156,9 @@ def run(job, log, on_look=lambda layout, processes: None, jobs=None):
 
 
 def main():
-    if len(sys.argv) != 3:
-        sys.exit("elastic.py JOB LOG")
+    if len(sys.argv) not in (3, 4):
+        sys.exit("elastic.py JOB LOG [RANKS]")
+    ranks = importlib.import_module(sys.argv[3]) if len(sys.argv) == 4 else train
     signals = []
 
     def asked(number, _):  # a second one, while run() ends the ranks, has it kill them
@@ -163,7 +167,7 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, asked)
     try:
-        run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]))
+        run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]), ranks=ranks)
     except (Failing, OSError, ptc.PtcError) as error:
         sys.exit(f"elastic: {error}")
     except KeyboardInterrupt:

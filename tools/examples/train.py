@@ -19,6 +19,7 @@ import torch.distributed as dist
 import ptc
 from llama import CONFIG, Llama, Tensor
 
+PRELOAD = ["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"]  # of what ranks are forked from
 SAVE_EVERY = 5
 LEARNING = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1, "foreach": False}
 
@@ -68,7 +69,8 @@ class Samples:
 class Ranks:
     """Where this rank is: order tp-dp-pp, which is what layout.json has unless it says otherwise."""
 
-    def __init__(self, layout, rank=0):
+    def __init__(self, layout):
+        rank = dist.get_rank() if dist.is_initialized() else 0
         self.tp_size, self.pp_size, self.dp_size = (layout.get(key, 1) for key in ("tp", "pp", "dp"))
         self.tp, self.dp, self.pp = rank % self.tp_size, rank // self.tp_size % self.dp_size, rank // self.tp_size // self.dp_size
         self.tp_group = self.dp_group = None
@@ -98,12 +100,41 @@ class Ranks:
         return [part.view(tensor.shape) for part, tensor in zip(sums, tensors)]
 
 
-class Manual:
+class Trainer:
+    """What run() needs of one rank."""
+
+    def __init__(self, ranks, model):
+        self.ranks, self.model = ranks, model
+        self.dp, self.dp_size = ranks.dp, ranks.dp_size
+        self.logs = model.last and ranks.tp == 0  # the loss, for its data-parallel rank
+        self.adam = torch.optim.AdamW(model.parameters(), **LEARNING)
+
+    def step(self, samples, batch):
+        """Of this data-parallel rank's samples; returns the mean over the whole batch, on the last stage."""
+        self.adam.zero_grad()
+        loss = self.gradients(samples, batch)
+        self.adam.step()
+        return loss
+
+    def load(self, checkpoint):
+        """(steps made, samples consumed)"""
+        state = ptc.load(checkpoint)
+        ptc.load_model_state(self.model, state["model"])
+        ptc.load_optimizer_state(self.model, self.adam, state["optim"])
+        return state["step"], state["consumed"]
+
+    def save(self, job, layout, step, consumed):
+        """A checkpoint of all ranks, in the layout they have, whatever is wanted by now."""
+        job.save({"model": self.model.state_dict(), "optim": ptc.optimizer_state(self.model, self.adam), "step": step,
+                  "consumed": consumed}, f"step{step:05}", layout=layout, consumed=consumed, files={"config.json": CONFIG})
+
+
+class Manual(Trainer):
     """Tensor, pipeline and data parallelism, by hand."""
 
-    def __init__(self, ranks):
-        self.ranks = ranks
-        self.model = Llama(CONFIG, Tensor(ranks.tp, ranks.tp_size, ranks.tp_group), ranks.pp, ranks.pp_size)
+    def __init__(self, layout):
+        ranks = Ranks(layout)
+        super().__init__(ranks, Llama(CONFIG, Tensor(ranks.tp, ranks.tp_size, ranks.tp_group), ranks.pp, ranks.pp_size))
 
     def gradients(self, samples, batch):
         """Sets .grad to that of the mean over the batch; returns that mean, on the last stage."""
@@ -136,17 +167,18 @@ class Manual:
         return loss / batch
 
 
-class Fsdp:
+class Fsdp(Trainer):
     """FSDP2: each rank has rows of every parameter."""
 
-    def __init__(self, ranks):
+    def __init__(self, layout):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
-        self.ranks, self.model = ranks, Llama(CONFIG)
+        ranks, model = Ranks(layout), Llama(CONFIG)
         mesh = init_device_mesh("cpu", (ranks.dp_size,))
-        for layer in self.model.model.layers.values():
+        for layer in model.model.layers.values():
             fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        super().__init__(ranks, model)
 
     def gradients(self, samples, batch):
         losses = []
@@ -158,10 +190,11 @@ class Fsdp:
         return self.ranks.sum_over_dp(tree_sum(losses))[0] / batch
 
 
-def load(model, adam, state):
-    """A state as ptc.load gave it, into the rank's parameters and Adam's moments."""
-    ptc.load_model_state(model, state["model"])
-    ptc.load_optimizer_state(model, adam, state["optim"])
+def first():
+    """One process with a model that has learned nothing."""
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    return Manual({})
 
 
 def end_with_launcher():
@@ -176,8 +209,10 @@ def end_with_launcher():
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(rank, world, job, layout, checkpoint, meet, log):
-    """Trains as rank `rank` of `world`, that meet at a file of that name, from a checkpoint of the job on."""
+def run(make, rank, world, job, layout, checkpoint, meet, log):
+    """Trains as rank `rank` of `world`, that meet at a file of that name, from a checkpoint of the job on. `make` makes
+    a Trainer of the layout.
+    """
     asked = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all; the launcher says what to do
@@ -186,15 +221,16 @@ def main(rank, world, job, layout, checkpoint, meet, log):
     job = ptc.Job(job)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=world)
-    ranks = Ranks(layout, rank)
-    trainer = (Fsdp if layout.get("optimizer") == "fsdp" else Manual)(ranks)
-    model = trainer.model
-    adam = torch.optim.AdamW(model.parameters(), **LEARNING)
-    state = ptc.load(checkpoint)
-    load(model, adam, state)
-    saved = step = state["step"]
-    consumed = state["consumed"]
-    samples = Samples(job, ranks.dp, ranks.dp_size)
+    trainer = make(layout)
+    step, consumed = trainer.load(checkpoint)
+    saved = step
+    samples = Samples(job, trainer.dp, trainer.dp_size)
+
+    def save():
+        trainer.save(job, layout, step, consumed)
+        if rank == 0:  # the data set may go on from it
+            with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:
+                file.write(str(consumed))
 
     while True:
         batch = samples.step()
@@ -202,30 +238,20 @@ def main(rank, world, job, layout, checkpoint, meet, log):
         dist.all_reduce(stop)  # all at the same step
         if stop.any():
             break
-        adam.zero_grad()
-        loss = trainer.gradients(batch, samples.batch)
-        adam.step()
+        loss = trainer.step(batch, samples.batch)
         step, consumed = step + 1, consumed + samples.batch
-        if model.last and ranks.tp == 0:
-            with open(f"{log}.{ranks.dp}", "a", encoding="utf-8") as file:
+        if trainer.logs:
+            with open(f"{log}.{trainer.dp}", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": loss.item(), "batch": samples.batch, "layout": layout,
                                        "ids": [one[0] for one in batch]}) + "\n")
         if step % SAVE_EVERY == 0:
-            save(job, layout, model, adam, step, consumed)
+            save()
             saved = step
     if step != saved:
-        save(job, layout, model, adam, step, consumed)
+        save()
     dist.barrier()
     os._exit(0)  # threads of PyTorch's own can abort a process that is taken apart
 
 
-def save(job, layout, model, adam, step, consumed):
-    """A checkpoint of all ranks, in the layout they have, whatever is wanted by now; then the data set may go on from
-    it.
-    """
-    job.save({"model": model.state_dict(), "optim": ptc.optimizer_state(model, adam), "step": step, "consumed": consumed},
-             f"step{step:05}", layout=layout, consumed=consumed, files={"config.json": CONFIG})
-    if dist.get_rank() == 0:
-        with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:
-            file.write(str(consumed))
-
+def main(rank, world, job, layout, checkpoint, meet, log):
+    run(Fsdp if layout.get("optimizer") == "fsdp" else Manual, rank, world, job, layout, checkpoint, meet, log)
