@@ -9,11 +9,9 @@
 #include <atomic>
 #include <boost/json/serialize.hpp>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -29,27 +27,6 @@ constexpr size_t kMaxQuestion = 64 << 10;
 constexpr unsigned kMostOfOne = 8,
                    kMostOfAll = 64;  // at once; of root: as if there was nobody else
 
-/// Whether the process is in the group, as of now.
-bool in_group(const Caller& caller, gid_t gid) {
-  if (caller.gid == gid) return true;
-  std::ifstream status(fmt::format("/proc/{}/status", caller.pid));
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("Groups:")) continue;
-    std::istringstream groups(line.substr(7));
-    for (gid_t group; groups >> group;) {
-      if (group == gid) return true;
-    }
-  }
-  return false;
-}
-
-/// Whether somebody has these rights (S_IROTH, S_IXOTH), as access(2) would say.
-bool may(const Caller& caller, uid_t uid, gid_t gid, mode_t mode, mode_t rights) {
-  if (caller.uid == 0 || caller.uid == ::geteuid()) return true;
-  const unsigned shift = caller.uid == uid ? 6 : in_group(caller, gid) ? 3 : 0;
-  return (mode >> shift & rights) == rights;
-}
-
 /// Whether somebody owns a job's directory, and whether he may read what is in it.
 struct Rights {
   bool owns = false, reads = false;
@@ -57,7 +34,7 @@ struct Rights {
 Rights rights_of(const Caller& caller, const JobView& job) {
   const struct stat directory = job.directory();
   return {caller.uid == 0 || caller.uid == ::geteuid() || caller.uid == directory.st_uid,
-          may(caller, directory.st_uid, directory.st_gid, directory.st_mode, S_IROTH | S_IXOTH)};
+          caller.may(directory.st_uid, directory.st_gid, directory.st_mode, S_IROTH | S_IXOTH)};
 }
 
 /// Whether somebody may read the checkpoint's meta.json, which says what tensors there are.
@@ -66,8 +43,8 @@ Result<> may_read_facts(const Caller& caller, const Job& job, std::string_view n
   if (checkpoint == nullptr) return ok();  // which is said by who looks for it
   const Manifest& manifest = checkpoint->manifest();
   const ReadRights& rights = checkpoint->rights_of_all();
-  if (may(caller, manifest.uid, manifest.gid, manifest.mode, S_IXOTH) &&
-      may(caller, rights.uid, rights.gid, rights.mode, S_IROTH))
+  if (caller.may(manifest.uid, manifest.gid, manifest.mode, S_IXOTH) &&
+      caller.may(rights.uid, rights.gid, rights.mode, S_IROTH))
     return ok();
   return make_error(Code::kPermissionDenied, "you may not read checkpoint '{}' of job '{}'", name,
                     job.name());

@@ -154,8 +154,10 @@ class EditableFile::ModeOfSave {
   ModeOfSave(EditableFile& file, mode_t both) : file_(file) {
     MutexLock lock(file_.mutex_);
     own_ = file_.saves_.insert(both);
+    file_.note_narrowed();
   }
   ~ModeOfSave() {
+    file_.note_narrowed();
     MutexLock lock(file_.mutex_);
     file_.saves_.erase(own_);
   }

@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -115,6 +116,13 @@ class EditableFile {
   mode_t mode_for_group(gid_t of_job) const;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle);
 
+  /// Whom the mode before let in may be about to read what is for fewer: the kernel asked for the
+  /// mode, and asks for the text next.
+  void note_narrowed() const { narrowed_ = std::chrono::steady_clock::now(); }
+  bool was_just_narrowed() const {
+    return std::chrono::steady_clock::now() - narrowed_.load() < kJust;
+  }
+
   /// A handle for open(2) flags. The handle holds `owner`, which owns this object. What is written
   /// through it is saved by `caller`, whoever closes it. EDQUOT, EMFILE: there are too many drafts.
   FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags,
@@ -153,7 +161,7 @@ class EditableFile {
                        std::chrono::milliseconds waits);
   void carry_out(Rename& rename);
 
-  static constexpr std::chrono::seconds kBaseLasts{10};
+  static constexpr std::chrono::seconds kBaseLasts{10}, kJust{5};
   FsResult<std::unique_ptr<Handle>> open(const Caller& caller, int flags,
                                          std::optional<mode_t> created,
                                          std::shared_ptr<void> owner);
@@ -208,6 +216,7 @@ class EditableFile {
   const HostFile* attributes_dir_ = nullptr;
   std::string attributes_path_;
   const timespec made_;
+  mutable std::atomic<std::chrono::steady_clock::time_point> narrowed_{};
 };
 
 }  // namespace ptc

@@ -177,6 +177,7 @@ void JobView::apply_attributes() {
     const mode_t before =
         std::exchange(text_modes_.try_emplace(file->name(), mode).first->second, mode);
     if ((mode & ~before & 0444) != 0) conceal_refusal(file->name());
+    if ((before & ~mode & 0444) != 0) file->note_narrowed();
   }
   const auto all = job_->attributes();
   limited_ = tree_.take_limit(job_->name(), *all);

@@ -4,8 +4,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string>
 
 #include "fs/tree/node_table.h"
@@ -27,6 +30,24 @@ bool Caller::is_dying() const {
     if ((pending >> (SIGKILL - 1) & 1) != 0) return true;
   }
   return false;
+}
+
+bool Caller::is_in(gid_t group) const {
+  if (gid == group) return true;
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with("Groups:")) continue;
+    std::istringstream groups(line.substr(sizeof("Groups:") - 1));
+    return std::find(std::istream_iterator<gid_t>(groups), std::istream_iterator<gid_t>(), group) !=
+           std::istream_iterator<gid_t>();
+  }
+  return false;
+}
+
+bool Caller::may(uid_t owner, gid_t group, mode_t mode, mode_t rights) const {
+  if (uid == 0 || uid == ::geteuid()) return true;
+  const unsigned shift = uid == owner ? 6 : is_in(group) ? 3 : 0;
+  return (mode >> shift & rights) == rights;
 }
 
 FsResult<size_t> Handle::read(std::span<std::byte>, uint64_t, const Interrupted&) {

@@ -38,6 +38,11 @@ struct Caller {
   User user() const { return user_of(pid, uid, gid); }
   /// Whether it was killed, or has ended.
   bool is_dying() const;
+  /// Whether `group` is one of his. His process may have ended, or lie in another namespace: then
+  /// no.
+  bool is_in(gid_t group) const;
+  /// Whether he has these rights (S_IROTH, S_IXOTH) to what is so, as access(2) would say.
+  bool may(uid_t owner, gid_t group, mode_t mode, mode_t rights) const;
 };
 
 /// Whether the asking process was interrupted by a signal; for handlers that wait.

@@ -10,10 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <shared_mutex>
-#include <sstream>
 #include <utility>
 
 #include "store/base/mutex.h"
@@ -30,19 +27,6 @@ FsResult<> give_to(int dir_fd, const char* name, uid_t uid, gid_t gid) {
     return last_errno();
   }
   return ok();
-}
-
-/// Whether `group` is one of his. His process may have ended, or lie in another namespace: then no.
-bool is_in_group(const Caller& caller, gid_t group) {
-  if (caller.gid == group) return true;
-  std::ifstream status(fmt::format("/proc/{}/status", caller.pid));
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("Groups:")) continue;
-    std::istringstream groups(line.substr(sizeof("Groups:") - 1));
-    return std::find(std::istream_iterator<gid_t>(groups), std::istream_iterator<gid_t>(), group) !=
-           std::istream_iterator<gid_t>();
-  }
-  return false;
 }
 
 constexpr uint64_t kMostAtOnce = uint64_t{1} << 60;  // no file system has so much
@@ -413,7 +397,7 @@ FsResult<> RealNode::drop_suid(const HeldFd& fd, const Caller& caller) {
   // What it leaves, because root may keep it: S_ISGID of a file that its group cannot execute.
   struct stat stat = {};
   if (caller.uid == 0 || ::fstat(fd.get(), &stat) != 0 || !S_ISREG(stat.st_mode)) return ok();
-  if ((stat.st_mode & S_ISGID) == 0 || is_in_group(caller, stat.st_gid)) return ok();
+  if ((stat.st_mode & S_ISGID) == 0 || caller.is_in(stat.st_gid)) return ok();
   if (::chmod(fd.proc_path().c_str(), stat.st_mode & 07777 & ~S_ISGID) != 0) return last_errno();
   return ok();
 }

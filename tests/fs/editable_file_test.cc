@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -10,6 +11,10 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include "fs/nodes/job/layout_file.h"
+#include "fs/tree/tree.h"
+#include "tests/store/temp_dir.h"
 
 namespace ptc {
 namespace {
@@ -319,6 +324,35 @@ TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
   answer.set_value();
   errands.wait();
   EXPECT_TRUE(seen.expired());
+}
+
+/// The kernel has asked for the mode, which is narrowed then; and it asks for the text when that is
+/// another one.
+TEST(EditableFileNode, WhoWasLetInByTheModeBeforeDoesNotReadTheNextText) {
+  constexpr uid_t kAnyone = 54321;
+  const TempDir dir;
+  Tree tree;
+  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
+  auto store =
+      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
+          .value();
+  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
+  const JobRef job = store->create_job("job").value();
+  {
+    const JobViewRef view = tree.job("job").value();
+    LayoutFile node(view, view->layout());
+    const auto opens = [&](uid_t uid, int flags) {
+      const auto opened = node.open({.uid = uid, .gid = uid, .pid = getpid()}, flags);
+      return opened ? 0 : opened.error().value;
+    };
+    EXPECT_EQ(opens(kAnyone, O_RDONLY), 0);
+    ASSERT_TRUE(job->narrow_mode("layout.json", 0622));
+    EXPECT_EQ(opens(kAnyone, O_RDONLY), EACCES);
+    EXPECT_EQ(opens(kAnyone, O_RDWR), EACCES);
+    EXPECT_EQ(opens(kAnyone, O_WRONLY), 0);
+    EXPECT_EQ(opens(::geteuid(), O_RDWR), 0);
+  }
+  tree.detach();
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 // they are saved.
 #pragma once
 
+#include <fcntl.h>
+
 #include "fs/tree/editable_file.h"
 #include "fs/tree/node.h"
 #include "fs/tree/tree.h"
@@ -20,11 +22,22 @@ class LayoutFile : public Node {
     return file_.set_attributes(change, handle);
   }
   FsResult<Opened> open(const Caller& caller, int flags) override {
+    const int access = flags & O_ACCMODE;
+    if (access == O_RDWR && !may_read_now(caller)) return Errno{EACCES};
     PTC_TRY(auto handle, file_.open(caller, flags, job_));
+    // A mode is narrowed before the text is another one.
+    if (access == O_RDONLY && !may_read_now(caller)) return Errno{EACCES};
     return Opened{std::move(handle), IoMode::kDirect, 0};
   }
 
  private:
+  /// The kernel has looked at the mode, which may have been another.
+  bool may_read_now(const Caller& caller) {
+    if (!file_.was_just_narrowed()) return true;
+    const struct stat now = file_.attributes(job_->directory(), inode_of(key()));
+    return caller.may(now.st_uid, now.st_gid, now.st_mode, S_IROTH);
+  }
+
   const JobViewRef job_;
   EditableFile& file_;  // in job_
 };
