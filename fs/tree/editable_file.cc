@@ -251,18 +251,20 @@ FsResult<> EditableFile::save_as(const std::string& text, const TextSave& how, c
   const ModeOfSave meanwhile(*this, *how.mode);
   const std::optional<std::string> old_text = source_.text();
   const mode_t before = agreed_mode();
-  std::optional<Narrowed> narrowed;
+  std::optional<NarrowedMode> narrowed;
   if ((before & ~*how.mode) != 0) {
     PTC_TRY(narrowed, source_.narrow(*how.mode));
   }
-  const auto saved = save(text, how, offer);
-  if (saved && agreed_mode() == *how.mode) return saved;
+  const auto saved = save(text, {how.by, how.mode, &narrowed}, offer);
+  // What somebody else has narrowed he may open again.
+  const bool stays = narrowed || (*how.mode & kTextMode) == kTextMode;
+  if (saved && stays && agreed_mode() == *how.mode) return saved;
   if (saved) return source_.open_to(*how.mode, text, std::nullopt);
   // It goes on, or may be in force; or whoever may read this reads why, and no others.
   if (saved.error().value == EAGAIN || !old_text) return saved;
   if (((before | agreed_mode()) & ~*how.mode & 0444) != 0 && source_.conceal_refusal)
     source_.conceal_refusal();
-  if (narrowed) (void)source_.open_to(before, *old_text, narrowed);
+  if (narrowed) (void)source_.open_to(narrowed->before, *old_text, narrowed);
   return saved;
 }
 

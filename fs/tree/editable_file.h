@@ -30,6 +30,7 @@ mode_t mode_for_group(mode_t mode, gid_t group, gid_t other);
 struct TextSave {
   User by;
   std::optional<mode_t> mode = {};  // of the file by then; until it is opened further, at most
+  std::optional<NarrowedMode>* narrowed = nullptr;  // by a save that finds that it lets more
 };
 
 /// One such file of one job, for as long as the mount lives. Every handle that may write keeps a
@@ -38,7 +39,6 @@ struct TextSave {
 /// Threads: any. No lock is held while a text is offered.
 class EditableFile {
  public:
-  using Narrowed = int64_t;  // when it was, as revision of what is agreed on
   struct Source {
     std::function<std::optional<std::string>()> text;  // nullopt: there is no such file
     std::function<Result<>(const std::string&, const TextSave&)> save;
@@ -54,11 +54,11 @@ class EditableFile {
     std::function<FsResult<>(const FileAttributes&)> change_attributes = {};
     /// The mode lets no more than this, on all nodes, however long it takes: not from a request
     /// that the kernel has locks for.
-    std::function<FsResult<Narrowed>(mode_t)> narrow = {};
-    /// Has this mode, if it still is this text, and if nobody changed modes or owners after it was
-    /// narrowed, where that is given.
-    std::function<FsResult<>(mode_t, const std::string& text, std::optional<Narrowed>)> open_to =
-        {};
+    std::function<FsResult<std::optional<NarrowedMode>>(mode_t)> narrow = {};
+    /// Has this mode, if it still is this text, and if nobody decided about its mode or owner after
+    /// it was narrowed, where that is given.
+    std::function<FsResult<>(mode_t, const std::string& text, const std::optional<NarrowedMode>&)>
+        open_to = {};
     /// A text was refused that fewer may read than this file: why, is said without quoting it.
     std::function<void()> conceal_refusal = {};
     /// Texts and drafts take so much more memory, or less; EDQUOT, unless they `must`. Called with

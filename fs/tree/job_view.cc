@@ -146,12 +146,12 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
   source.change_attributes = [this, name](const FileAttributes& change) {
     return agree_on(name, change);
   };
-  source.narrow = [this, name](mode_t mode) -> FsResult<EditableFile::Narrowed> {
+  source.narrow = [this, name](mode_t mode) -> FsResult<std::optional<NarrowedMode>> {
     const auto narrowed = job_->narrow_mode(name, mode);
     if (!narrowed) return as_decided(Result<>(narrowed.error())).error();
     return narrowed.value();
   };
-  source.open_to = [this, name](mode_t mode, const std::string& text, auto narrowed) {
+  source.open_to = [this, name](mode_t mode, const std::string& text, const auto& narrowed) {
     const Result<> opened = open_text(name, mode, text, narrowed);
     const bool is_another = !opened && opened.error().code() == Code::kConflict;
     return is_another ? FsResult<>(ok()) : as_decided(opened);
@@ -326,7 +326,8 @@ Result<> JobView::save_at_most(
     bool lets_more = false;
     Result<> saved = save(Job::AtMost{file.name(), *how.mode, &lets_more});
     if (saved || !lets_more || tries == kMostTries) return saved;
-    PTC_TRY(job_->narrow_mode(file.name(), *how.mode));
+    PTC_TRY(auto narrowed, job_->narrow_mode(file.name(), *how.mode));
+    if (narrowed && how.narrowed != nullptr) *how.narrowed = std::move(narrowed);
   }
 }
 
@@ -338,7 +339,7 @@ DataSet::Commit JobView::committed_with(const std::optional<Job::AtMost>& at_mos
 }
 
 Result<> JobView::open_text(const std::string& name, mode_t mode, const std::string& text,
-                            std::optional<EditableFile::Narrowed> narrowed) {
+                            const std::optional<NarrowedMode>& narrowed) {
   const std::string below = std::string(kDataSetName) + "/";
   if (!name.starts_with(below)) return job_->open_text(name, mode, text, narrowed);
   return data_set_->decide_beside(name.substr(below.size()), text,

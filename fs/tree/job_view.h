@@ -207,7 +207,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
                         const std::function<Result<>(const std::optional<Job::AtMost>&)>& save);
   DataSet::Commit committed_with(const std::optional<Job::AtMost>& at_most);
   Result<> open_text(const std::string& name, mode_t mode, const std::string& text,
-                     std::optional<EditableFile::Narrowed> narrowed);
+                     const std::optional<NarrowedMode>& narrowed);
   /// Says in status.json whether and why `file` was refused; `said`: the job has said so of what is
   /// not accepted.
   Result<> say_saved(const EditableFile& file, Result<> saved, bool said = false);

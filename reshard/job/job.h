@@ -140,17 +140,17 @@ class Job {
 
   /// Owners and modes as agreed on, as far as this node knows.
   std::shared_ptr<const JobAttributes> attributes() const;
-  /// Changes those of one name, on all nodes. Durable when this returns, also where they were so.
+  /// Changes those of one name, on all nodes. Durable when this returns.
   Result<> change_attributes(const std::string& name, const FileAttributes& change);
-  /// Its mode lets no more than this from now on. Returns what open_text() may rest on.
-  Result<int64_t> narrow_mode(const std::string& name, uint32_t mode);
+  /// Its mode lets no more than this from now on. nullopt: nor did it before.
+  Result<std::optional<NarrowedMode>> narrow_mode(const std::string& name, uint32_t mode);
   /// layout.json or rules.json has this mode, if it still is this text; else kConflict. So it is
-  /// where owners or modes were changed after `narrowed`.
+  /// where somebody decided about its mode or owner after it was `narrowed`.
   Result<> open_text(const std::string& name, uint32_t mode, const std::string& text,
-                     std::optional<int64_t> narrowed = std::nullopt);
+                     const std::optional<NarrowedMode>& narrowed = std::nullopt);
   /// The same of another text, which is as it was if what `if_so` compares is.
   Result<> open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so,
-                     std::optional<int64_t> narrowed = std::nullopt);
+                     const std::optional<NarrowedMode>& narrowed = std::nullopt);
 
   /// rules.json, if the job has one.
   std::optional<std::string> rules_text() const;

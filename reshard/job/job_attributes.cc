@@ -27,6 +27,7 @@ std::string JobAttributes::to_text() const {
     if (attributes.gid) one["gid"] = *attributes.gid;
     if (attributes.mode) one["mode"] = *attributes.mode;
     if (attributes.quota) one["quota"] = *attributes.quota;
+    if (attributes.changes) one["changes"] = *attributes.changes;
     all[name] = std::move(one);
   }
   return json::serialize(all);
@@ -44,6 +45,7 @@ Result<JobAttributes> JobAttributes::from_text(std::string_view text) {
     PTC_TRY(one.uid, attribute_in(value.get_object(), "uid"));
     PTC_TRY(one.gid, attribute_in(value.get_object(), "gid"));
     PTC_TRY(one.mode, attribute_in(value.get_object(), "mode"));
+    PTC_TRY(one.changes, attribute_in(value.get_object(), "changes"));
     if (one.mode) *one.mode &= 07777;
     const json::value* quota = value.get_object().if_contains("quota");
     if (quota != nullptr && quota->is_string()) one.quota = std::string(quota->get_string());

@@ -2,7 +2,7 @@
 // on all nodes.
 //
 // In the metadata under jobs/<job>/attributes: {"": {"uid": 1000, "gid": 1000, "mode": 488},
-// "incoming": …}. Names are below the job's directory, which is "".
+// "layout.json": {"mode": 384, "changes": 2}, …}. Names are below the job's directory, which is "".
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ struct FileAttributes {
   std::optional<uint32_t> uid, gid, mode;  // mode: of 07777
   std::optional<std::string>
       quota;  // of the job, and its alone: what it may have on each node; empty: as the mount says
+  std::optional<uint32_t> changes;  // of a text: how often these were decided
   friend bool operator==(const FileAttributes&, const FileAttributes&) = default;
   bool empty() const { return !uid && !gid && !mode && !quota; }
   void update(const FileAttributes& change) {
@@ -27,7 +28,14 @@ struct FileAttributes {
     if (change.gid) gid = change.gid;
     if (change.mode) mode = change.mode;
     if (change.quota) quota = change.quota;
+    if (change.changes) changes = change.changes;
   }
+};
+
+/// A text's mode that lets less than it did.
+struct NarrowedMode {
+  uint32_t before = 0;
+  FileAttributes left;  // what there is now; another, and somebody has decided since
 };
 
 /// Of layout.json and its like, unless another is agreed on.
@@ -45,6 +53,13 @@ class JobAttributes {
     by_name_[name].update(change);
   }
 
+  /// The same as somebody's decision; of a text it shows that there was one, whatever it changes.
+  void decide(const std::string& name, const FileAttributes& change) {
+    update(name, change);
+    FileAttributes& now = by_name_[name];
+    if (is_text(name)) now.changes = (now.changes.value_or(0) + 1) % UINT16_MAX;
+  }
+
   /// False: there was nothing.
   bool erase(std::string_view name) {
     const auto found = by_name_.find(name);
@@ -59,7 +74,7 @@ class JobAttributes {
     JobAttributes both = *this;
     for (const auto* all : {&before.by_name_, &by_name_})
       for (const auto& [name, attributes] : *all)
-        if (name.find('.') != std::string::npos || name.find('/') != std::string::npos)
+        if (is_text(name))
           both.by_name_[name].mode =
               before.of(name).mode.value_or(kTextMode) & of(name).mode.value_or(kTextMode);
     return both;
@@ -71,6 +86,9 @@ class JobAttributes {
   friend bool operator==(const JobAttributes&, const JobAttributes&) = default;
 
  private:
+  static bool is_text(std::string_view name) {
+    return name.find_first_of("./") != std::string_view::npos;
+  }
   std::map<std::string, FileAttributes, std::less<>> by_name_;
 };
 

@@ -151,9 +151,8 @@ struct Job::Impl {
   /// What is changed of what is agreed on; nullopt: nothing has to be.
   using ChangeOfAttributes =
       std::function<Result<std::optional<FileAttributes>>(const Agreed<AttributesInForce>& now)>;
-  /// Returns the revision by which it is so.
-  Result<int64_t> change_attributes(const std::string& name, const ChangeOfAttributes& change,
-                                    const MetaTransaction& if_so = {});
+  Result<> change_attributes(const std::string& name, const ChangeOfAttributes& change,
+                             const MetaTransaction& if_so = {});
   /// Whether that was news here.
   bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision)
       PTC_REQUIRES(attributes_mutex);

@@ -172,21 +172,29 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 }
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
-  PTC_TRY(impl_->change_attributes(name, [&](const auto&) { return std::optional(change); }));
-  return ok();
+  return impl_->change_attributes(name, [&](const auto&) { return std::optional(change); });
 }
 
-Result<int64_t> Job::narrow_mode(const std::string& name, uint32_t mode) {
-  return impl_->change_attributes(name, [&](const auto& now) -> std::optional<FileAttributes> {
+Result<std::optional<NarrowedMode>> Job::narrow_mode(const std::string& name, uint32_t mode) {
+  std::optional<NarrowedMode> narrowed;
+  const auto change = [&](const auto& now) -> std::optional<FileAttributes> {
+    narrowed.reset();
     if (!lets_more(*now.all, {name, mode, nullptr})) return std::nullopt;
-    FileAttributes change;
-    change.mode = now.all->of(name).mode.value_or(kTextMode) & (mode | ~0777u);
-    return change;
-  });
+    narrowed.emplace();
+    narrowed->before = now.all->of(name).mode.value_or(kTextMode);
+    FileAttributes narrower;
+    narrower.mode = narrowed->before & (mode | ~0777u);
+    JobAttributes after = *now.all;
+    after.decide(name, narrower);
+    narrowed->left = after.of(name);
+    return narrower;
+  };
+  PTC_TRY(impl_->change_attributes(name, change));
+  return narrowed;
 }
 
 Result<> Job::open_text(const std::string& name, uint32_t mode, const std::string& text,
-                        std::optional<int64_t> narrowed) {
+                        const std::optional<NarrowedMode>& narrowed) {
   JobDecision decision(name_);
   if (name == kLayoutFile) {
     const JobKnowledge::Snapshot known = impl_->knowledge.now();
@@ -201,22 +209,19 @@ Result<> Job::open_text(const std::string& name, uint32_t mode, const std::strin
 }
 
 Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so,
-                        std::optional<int64_t> narrowed) {
+                        const std::optional<NarrowedMode>& narrowed) {
   const auto opened = [&](const auto& now) -> Result<std::optional<FileAttributes>> {
-    if (narrowed && now.meta_revision != *narrowed)
+    if (narrowed && !(now.all->of(name) == narrowed->left))
       return make_error(Code::kConflict, "the mode of {} was changed meanwhile", name);
     FileAttributes change;
     change.mode = mode;
     return std::optional(change);
   };
-  PTC_TRY(impl_->change_attributes(name, opened, if_so));
-  return ok();
+  return impl_->change_attributes(name, opened, if_so);
 }
 
-Result<int64_t> Job::Impl::change_attributes(const std::string& name,
-                                             const ChangeOfAttributes& change,
-                                             const MetaTransaction& if_so) {
-  int64_t revision = 0;
+Result<> Job::Impl::change_attributes(const std::string& name, const ChangeOfAttributes& change,
+                                      const MetaTransaction& if_so) {
   const auto decided = [&]() -> Result<bool> {
     constexpr int kMostTries = 50;
     MutexLock one(attributes_mutex);
@@ -224,19 +229,15 @@ Result<int64_t> Job::Impl::change_attributes(const std::string& name,
     for (int tries = 0;; ++tries) {
       JobAttributes after = *before.all;
       PTC_TRY(const std::optional<FileAttributes> changed, change(before));
-      if (!changed) {
-        revision = before.meta_revision;
-        return take_over_of(name, after, revision);
-      }
-      after.update(name, *changed);
+      if (!changed) return take_over_of(name, after, before.meta_revision);
+      after.decide(name, *changed);
       JobDecision decision(job->name(), if_so);
       decision.rests_on(before);
-      decision.put_attributes(after);
+      const bool same = after == *before.all;
+      if (!same) decision.put_attributes(after);
       const Result<int64_t> committed = place.commit(std::move(decision));
-      if (committed) {
-        revision = committed.value();
-        return take_over_of(name, after, revision);
-      }
+      if (committed)
+        return take_over_of(name, after, same ? before.meta_revision : committed.value());
       if (committed.error().code() != Code::kConflict || tries == kMostTries)
         return committed.error();
       PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
@@ -248,7 +249,7 @@ Result<int64_t> Job::Impl::change_attributes(const std::string& name,
   if (!decided) return decided.error();
   if (decided.value() && listener != nullptr) listener->attributes_changed(job->name());
   tell_others(*services.cluster, job->name());
-  return revision;
+  return ok();
 }
 
 /// Of other names' modes what both let: others may have decided about them, whose texts this node

@@ -11,6 +11,7 @@ namespace {
 constexpr int kPageEntries = 50;                         // of up to 1 MiB each
 constexpr std::chrono::milliseconds kSilence{2000};      // after which the member is probed
 constexpr std::chrono::milliseconds kPauseOfWatch{100};  // after a stream that broke
+constexpr std::chrono::milliseconds kPauseOfRefused{1000};
 
 }  // namespace
 
@@ -89,7 +90,8 @@ asio::awaitable<void> EtcdWatch::run(std::stop_token stop) {
       }
     } catch (const std::exception&) {  // no memory: what was not published comes again
     }
-    co_await pause(kPauseOfWatch, stop);
+    const auto waits = refused_ ? kPauseOfRefused : kPauseOfWatch;
+    co_await pause(waits, stop);
   }
 }
 
@@ -100,7 +102,7 @@ Task<> EtcdWatch::follow() {
   create["fragment"] = true;
   json::object request{{"create_request", std::move(create)}};
   const json::object anything{{"key", to_base64(prefix_)}, {"count_only", true}};
-  // A token that is no longer good is exchanged by this; a watch that is refused does not say why.
+  // A token that is no longer good is exchanged by this.
   PTC_CO_TRY(co_await gateway_.ask("kv/range", anything));
   PTC_CO_TRY(auto stream, co_await gateway_.stream("watch", std::move(request)));
   while (!compacted_) {
@@ -118,7 +120,13 @@ Result<> EtcdWatch::take(const json::object& result) {
   PTC_TRY(int64_t compact_revision, number_field(result, "compact_revision"));
   if (true_field(result, "canceled")) {
     compacted_ = compact_revision != 0;
-    return make_error(Code::kUnavailable, "etcd ended the watch");
+    const json::value* why = result.if_contains("cancel_reason");
+    const std::string reason(why != nullptr && why->is_string()
+                                 ? std::string_view(why->get_string())
+                                 : std::string_view());
+    const bool refused = reason.find("permission denied") != std::string::npos;
+    return make_error(refused ? Code::kPermissionDenied : Code::kUnavailable,
+                      "etcd ended the watch: {}", reason);
   }
   if (std::exchange(refused_, false)) spdlog::info("what others decide is heard of again");
   std::vector<MetaEvent> events;

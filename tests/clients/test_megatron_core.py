@@ -115,8 +115,8 @@ class MegatronCore(mount.TestCase):
         told = subprocess.run([sys.executable, "-W", "ignore", tools + "/examples/proof.py", self.mount.path, "--out", out, "--only", "megatron"],
                               env={**os.environ, "PYTHONPATH": ":".join([tools + "/python", os.environ.get("PYTHONPATH", "")])}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=600, check=False)
-        print(told.stdout.splitlines()[-1])
         self.assertEqual(told.returncode, 0, told.stdout)
+        print(told.stdout.splitlines()[-1])
         self.assertIn("killed", mount.read_text(out + "/megatron.svg"))
 
     def test_expert_ranks(self):

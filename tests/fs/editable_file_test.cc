@@ -246,7 +246,6 @@ TEST(EditableFileRename, AwayWaitsForABoundedTimeToo) {
 TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   FileAttributes agreed;
   std::string accepted = "old";
-  int64_t revision = 0;  // of modes and owners
   std::vector<std::string> steps;
   const auto note = [&](std::string_view what, mode_t mode) {
     steps.push_back(fmt::format("{} {:o}", what, mode));
@@ -257,21 +256,23 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   source.save = [&](const std::string& text, const TextSave&) -> Result<> {
     note(text, file->mode_for_group(0));
     if (text == "opened and bad") agreed.mode = 0644;
-    if (text == "closed by its owner and bad") ++revision;
+    if (text == "closed by its owner and bad") agreed.changes = 9;
     if (text.ends_with("bad")) return invalid_argument("no");
     accepted = text;
     return ok();
   };
   source.remove = []() -> Result<> { return ok(); };
   source.attributes = [&] { return agreed; };
-  source.narrow = [&](mode_t mode) -> FsResult<EditableFile::Narrowed> {
+  source.narrow = [&](mode_t mode) -> FsResult<std::optional<NarrowedMode>> {
     note("narrow", mode);
-    agreed.mode = agreed.mode.value_or(0644) & mode;
-    return ++revision;
+    NarrowedMode narrowed{.before = agreed.mode.value_or(0644)};
+    agreed.mode = narrowed.before & mode;
+    narrowed.left = agreed;
+    return std::optional(narrowed);
   };
-  source.open_to = [&](mode_t mode, const std::string& text, auto narrowed) -> FsResult<> {
+  source.open_to = [&](mode_t mode, const std::string& text, const auto& narrowed) -> FsResult<> {
     note("open " + text, mode);
-    if (text == accepted && revision == narrowed.value_or(revision)) agreed.mode = mode;
+    if (text == accepted && (!narrowed || narrowed->left == agreed)) agreed.mode = mode;
     return ok();
   };
   source.conceal_refusal = [&] { note("conceal", file->mode_for_group(0)); };
@@ -293,6 +294,9 @@ TEST(EditableFileRename, TheTextIsNeverReadByWhomItWasClosedTo) {
   EXPECT_TRUE(move("new", S_IFREG | 0600));
   EXPECT_EQ(steps, (Steps{"narrow 600", "new 600"}));
   EXPECT_EQ(file->mode_for_group(0), 0600u);
+  // Somebody else has narrowed it, who might open it again.
+  EXPECT_TRUE(move("private too", S_IFREG | 0600));
+  EXPECT_EQ(steps, (Steps{"private too 600", "open private too 600"}));
   EXPECT_TRUE(move("for the group", S_IFREG | 0640));
   EXPECT_EQ(steps, (Steps{"for the group 600", "open for the group 640"}));
   EXPECT_TRUE(move("for others", S_IFREG | 0604));

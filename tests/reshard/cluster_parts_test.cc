@@ -36,6 +36,7 @@ class Gate {
 
 class PartsOfTwoTest : public ClusterTest {
  protected:
+  ~PartsOfTwoTest() override { gate_.open(); }
   /// All of the checkpoint on w1: a rank there takes nothing from others.
   void put_on_w1() {
     ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());

@@ -132,16 +132,23 @@ TEST(JobAttributesAlone, WhatItsOwnerClosesMeanwhileIsNotOpenedAgain) {
   const JobRef job = store->create_job("job").value();
   const std::string name = "layout.json", text = job->layout_text();
   const auto mode = [&] { return job->attributes()->of(name).mode.value_or(0644); };
-  const int64_t unchanged = job->narrow_mode(name, 0600).value();
+  const auto decide = [&](const std::string& of, uint32_t wanted) {
+    FileAttributes change;
+    change.mode = wanted;
+    EXPECT_TRUE(job->change_attributes(of, change));
+  };
+  const auto narrow = [&](uint32_t to) { return job->narrow_mode(name, to).value(); };
+  const auto unchanged = narrow(0600);
+  ASSERT_TRUE(unchanged.has_value());
+  EXPECT_EQ(unchanged->before, 0644u);
   EXPECT_EQ(mode(), 0600u);
-  EXPECT_TRUE(job->open_text(name, 0644, text, unchanged));
+  decide("incoming", 0711);  // which is of another name
+  EXPECT_TRUE(job->open_text(name, unchanged->before, text, unchanged));
   EXPECT_EQ(mode(), 0644u);
 
-  const int64_t narrowed = job->narrow_mode(name, 0600).value();
-  EXPECT_EQ(job->narrow_mode(name, 0640).value(), narrowed) << "it lets no more already";
-  FileAttributes closed;
-  closed.mode = 0600;
-  ASSERT_TRUE(job->change_attributes(name, closed));
+  const auto narrowed = narrow(0600);
+  EXPECT_FALSE(narrow(0640).has_value()) << "it lets no more already";
+  decide(name, 0600);
   const Result<> opened = job->open_text(name, 0644, text, narrowed);
   ASSERT_TRUE(opened.has_error());
   EXPECT_EQ(opened.error().code(), Code::kConflict);

@@ -1,9 +1,18 @@
 // etcd that wants to know whom it talks to.
 #include <fcntl.h>
 #include <signal.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
 
 #include "etcd_server.h"
 #include "event_log.h"
@@ -29,6 +38,37 @@ class EtcdSecure : public testing::Test {
   }
 
   TempDir dir_;
+};
+
+/// Whether the log says something while this lives.
+class Said {
+ public:
+  explicit Said(std::string text) : sink_(std::make_shared<Sink>(std::move(text))) {
+    spdlog::set_default_logger(std::make_shared<spdlog::logger>("", sink_));
+  }
+  ~Said() { spdlog::set_default_logger(before_); }
+  Said(const Said&) = delete;
+  bool within(std::chrono::seconds time) const {
+    const auto until = std::chrono::steady_clock::now() + time;
+    while (!sink_->said && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return sink_->said;
+  }
+
+ private:
+  struct Sink : spdlog::sinks::base_sink<std::mutex> {
+    explicit Sink(std::string text) : text(std::move(text)) {}
+    void sink_it_(const spdlog::details::log_msg& line) override {
+      if (std::string_view(line.payload.data(), line.payload.size()).find(text) !=
+          std::string_view::npos)
+        said = true;
+    }
+    void flush_() override {}
+    const std::string text;
+    std::atomic<bool> said = false;
+  };
+  const std::shared_ptr<Sink> sink_;
+  const std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
 };
 
 TEST_F(EtcdSecure, UsersAndPasswords) {
@@ -70,7 +110,7 @@ TEST_F(EtcdSecure, UsersAndPasswords) {
   auto meta = open_etcd_meta(options).value();
   EventLog log;
   auto handle = meta->watch("", log.collect()).value();
-  auto lease = meta->lease(std::chrono::seconds(10)).value();
+  auto lease = meta->lease(std::chrono::seconds(60)).value();
   EXPECT_TRUE(is_ok(meta->commit({.leased_puts = {{"a", "1"}}, .lease = lease.get()})));
   EXPECT_EQ(log.wait_for(1).size(), 1u);
   // Tokens do not outlive the server …
@@ -87,12 +127,14 @@ TEST_F(EtcdSecure, UsersAndPasswords) {
         server.post(method, request, 0, std::string(token->at("token").as_string()));
     EXPECT_TRUE(answer && !answer->contains("error")) << method;
   };
+  const Said nothing_is_heard("nothing is heard of what others decide");
   as_root("auth/user/revoke", {{"name", "ptc"}, {"role", "ptc"}});
   server.signal(0, SIGKILL);
   server.start(0);
   const auto kept_out = meta->get("b");
   ASSERT_TRUE(kept_out.has_error());
   EXPECT_EQ(kept_out.error().code(), Code::kPermissionDenied);
+  EXPECT_TRUE(nothing_is_heard.within(std::chrono::seconds(30)));
   as_root("auth/user/grant", {{"user", "ptc"}, {"role", "ptc"}});
   EXPECT_TRUE(is_ok(meta->commit({.puts = {{"c", "1"}}})));
   EXPECT_EQ(log.wait_for(3).size(), 3u);

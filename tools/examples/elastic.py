@@ -24,6 +24,7 @@ import train
 
 # Ranks are forked from one process that has imported PyTorch and has done nothing else.
 CONTEXT = multiprocessing.get_context("forkserver")
+RANKS = ("train", "megatron_gpt")
 FAILURES = 5  # in a row, without a checkpoint between
 
 
@@ -36,12 +37,18 @@ def start_server(ranks=train):
     as it has it: sent before a rank can save, it waits until the rank can (train.run).
     """
     CONTEXT.set_forkserver_preload(ranks.PRELOAD)
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # it would look for them nowhere else
     resource_tracker.ensure_running()  # it would unblock SIGTERM here
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
 
 
 def wait(job):
@@ -156,8 +163,8 @@ def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train
 
 
 def main():
-    if len(sys.argv) not in (3, 4):
-        sys.exit("elastic.py JOB LOG [RANKS]")
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], *([name] for name in RANKS)):
+        sys.exit(f"elastic.py JOB LOG [RANKS]\nRANKS: {' or '.join(RANKS)}")
     ranks = importlib.import_module(sys.argv[3]) if len(sys.argv) == 4 else train
     signals = []
 

@@ -3,14 +3,14 @@
     proof.py MOUNT [--out DIR] [--only NAME]      MOUNT: where ptcfs is mounted
 
 The jobs are proof-<story> and proof-<story>-uninterrupted; one that is there already is left alone, and nothing is run.
-For each story below elastic.py runs train.py while this edits layout.json and kills processes. Then one process makes
+For each story below elastic.py runs train.py, or megatron_gpt.py, while this edits layout.json and kills processes. Then one process makes
 the same steps from the same beginning, without ptcfs but for its samples' order, and both are compared step by step. A
 picture of each story is put into DIR. Exit status 1: they differ.
 """
 import argparse
 import collections
 import glob
-import importlib
+import importlib.util
 import json
 import os
 import random
@@ -214,6 +214,10 @@ def tell(name, mount, samples, out, kill=None, mounts=None):
     return not problems
 
 
+def has_megatron():
+    return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
+
+
 def tell_apart(name, mount, out):
     """In a process of its own: others should not have what its ranks import."""
     return subprocess.run([sys.executable, __file__, mount, "--out", out, "--only", name], check=False).returncode == 0
@@ -232,7 +236,7 @@ def main():
     options = parser.parse_args()
     out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
     stories = [name for name in STORIES if name not in TESTS_ONLY and options.only in (None, name)]
-    if options.only is None and importlib.util.find_spec("megatron") is None:
+    if options.only is None and not has_megatron():
         print("megatron: left out, for there is no megatron.core here (pip install megatron-core)")
         stories.remove("megatron")
     if not os.path.isdir(os.path.join(mount, ".ptc")):
