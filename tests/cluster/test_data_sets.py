@@ -271,6 +271,14 @@ class Layouts(DataSet):
         self.finish(1)
 
 
+def shows(path, text):
+    """A node that has not heard of the text yet has no such file, where there was none before."""
+    try:
+        return read(path).decode().strip() == text.strip()
+    except FileNotFoundError:
+        return False
+
+
 class Partition(DataSet):
     def test_a_rename_below_a_silent_etcd(self):
         """A rename over a text that is agreed on holds locks of the whole mount: it is over in two seconds, whatever it waits for.
@@ -311,8 +319,7 @@ class Partition(DataSet):
                     self.nodes.etcd.send_signal(signal.SIGCONT)
                 cluster.until(lambda: rename()[0] == "", "the same rename again is told that it was done", 20)
                 self.assertFalse(os.path.exists(source))
-                cluster.until(lambda: all(read(self.job(node).file(name)).decode().strip() == text.strip() for node in range(3)),
-                              "all nodes have it", 20)
+                cluster.until(lambda: all(shows(self.job(node).file(name), text) for node in range(3)), "all nodes have it", 20)
                 self.nodes.wait_members()
 
     def test_cut_off_and_back(self):
