@@ -114,6 +114,17 @@ class Elastic(mount.TestCase):
         self.assertEqual([rank.exitcode for rank in ranks], [0, 0])
         self.assertEqual((job.checkpoints(), proof.read_log(self.temporary("log"))), (["step00000"], []))
 
+    def test_what_ranks_are_forked_from_has_imported_what_they_need(self):
+        """Wherever the launcher was started: else each rank would, for seconds."""
+        text = ("import sys; sys.path[:0] = sys.argv[1:]; import elastic, time; from multiprocessing import forkserver\n"
+                "elastic.start_server(); server = forkserver._forkserver._forkserver_pid\n"
+                "while 'libtorch' not in open(f'/proc/{server}/maps').read(): time.sleep(0.1)\n"
+                "print(elastic.os.environ.get('PYTHONPATH'))")
+        places = [os.path.dirname(elastic.__file__), os.path.dirname(os.path.dirname(ptc.__file__))]
+        told = subprocess.run([sys.executable, "-c", text, *places], cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=120,
+                              env={**os.environ, "PYTHONPATH": "/elsewhere"}, text=True, check=True)
+        self.assertEqual(told.stdout, "/elsewhere\n")
+
     def test_the_launcher_is_killed(self):
         """Its ranks do not go on to the end of the data set."""
         launcher, ranks = self.launch(self.job("orphans", dp=2))
