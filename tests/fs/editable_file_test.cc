@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "fs/nodes/job/layout_file.h"
-#include "fs/tree/tree.h"
-#include "tests/store/temp_dir.h"
+#include "tests/fs/lone_tree.h"
 
 namespace ptc {
 namespace {
@@ -334,29 +333,20 @@ TEST(EditableFileRename, ItsThreadMayBeTheLastThatHasTheFile) {
 /// another one.
 TEST(EditableFileNode, WhoWasLetInByTheModeBeforeDoesNotReadTheNextText) {
   constexpr uid_t kAnyone = 54321;
-  const TempDir dir;
-  Tree tree;
-  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
-  auto store =
-      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
-          .value();
-  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
-  const JobRef job = store->create_job("job").value();
-  {
-    const JobViewRef view = tree.job("job").value();
-    LayoutFile node(view, view->layout());
-    const auto opens = [&](uid_t uid, int flags) {
-      const auto opened = node.open({.uid = uid, .gid = uid, .pid = getpid()}, flags);
-      return opened ? 0 : opened.error().value;
-    };
-    EXPECT_EQ(opens(kAnyone, O_RDONLY), 0);
-    ASSERT_TRUE(job->narrow_mode("layout.json", 0622));
-    EXPECT_EQ(opens(kAnyone, O_RDONLY), EACCES);
-    EXPECT_EQ(opens(kAnyone, O_RDWR), EACCES);
-    EXPECT_EQ(opens(kAnyone, O_WRONLY), 0);
-    EXPECT_EQ(opens(::geteuid(), O_RDWR), 0);
-  }
-  tree.detach();
+  LoneTree lone;
+  const JobRef job = lone.store->create_job("job").value();
+  const JobViewRef view = lone.tree.job("job").value();
+  LayoutFile node(view, view->layout());
+  const auto opens = [&](uid_t uid, int flags) {
+    const auto opened = node.open({.uid = uid, .gid = uid, .pid = getpid()}, flags);
+    return opened ? 0 : opened.error().value;
+  };
+  EXPECT_EQ(opens(kAnyone, O_RDONLY), 0);
+  ASSERT_TRUE(job->narrow_mode("layout.json", 0622));
+  EXPECT_EQ(opens(kAnyone, O_RDONLY), EACCES);
+  EXPECT_EQ(opens(kAnyone, O_RDWR), EACCES);
+  EXPECT_EQ(opens(kAnyone, O_WRONLY), 0);
+  EXPECT_EQ(opens(::geteuid(), O_RDWR), 0);
 }
 
 }  // namespace

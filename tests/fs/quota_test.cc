@@ -15,9 +15,8 @@
 #include <string>
 #include <thread>
 
-#include "fs/tree/tree.h"
+#include "tests/fs/lone_tree.h"
 #include "tests/store/small_stack.h"
-#include "tests/store/temp_dir.h"
 
 namespace ptc {
 namespace {
@@ -215,15 +214,10 @@ TEST_F(QuotasTest, AWriteWaitsForWhatWasRemovedAMomentAgo) {
 
 /// What a draft of a text takes is in a number that is looked at when its job is counted anew.
 TEST(JobTexts, CountWhateverIsCountedAnewMeanwhile) {
-  const TempDir dir;
-  Tree tree;
+  LoneTree lone;
+  Tree& tree = lone.tree;
   tree.quotas().set_limits({}, {.bytes = 1 << 20});
-  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
-  auto store =
-      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
-          .value();
-  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
-  ASSERT_TRUE(store->create_job("job").has_value());
+  ASSERT_TRUE(lone.store->create_job("job").has_value());
   JobViewRef view = tree.job("job").value();
   const auto used = [&] { return tree.quotas().space_of(view->account())->used.bytes; };
   std::unique_ptr<Handle> draft = view->layout().open({}, O_RDWR, view).value();
@@ -252,20 +246,13 @@ TEST(JobTexts, CountWhateverIsCountedAnewMeanwhile) {
   for (char& file : files) tree.quotas().forget_file(view->account(), &file);
   draft.reset();
   EXPECT_EQ(used(), before);
-  view.reset();
-  tree.detach();
 }
 
 TEST(JobFiles, CountHoweverDeeplyTheyAreNested) {
-  const TempDir dir;
-  Tree tree;
+  LoneTree lone;
+  Tree& tree = lone.tree;
   tree.quotas().set_limits({}, {.bytes = int64_t{1} << 40});
-  ASSERT_TRUE(make_directory(AT_FDCWD, dir.file("store")).has_value());
-  auto store =
-      JobStore::open({.directory = dir.file("store"), .node = "n0", .copy_threads = 1}, &tree)
-          .value();
-  ASSERT_TRUE(tree.attach(store.get(), dir.file("store/root")).has_value());
-  const JobRef job = store->create_job("job").value();
+  const JobRef job = lone.store->create_job("job").value();
   const JobViewRef view = tree.job("job").value();
   tree.recount(*job);
   const auto used = [&] { return tree.quotas().space_of(view->account())->used; };
@@ -284,9 +271,8 @@ TEST(JobFiles, CountHoweverDeeplyTheyAreNested) {
   EXPECT_EQ(used().files - before, kNested + 1);
   EXPECT_GE(used().bytes - bytes, 1 << 20);
   // Nor does its removal end the daemon.
-  on_small_stack([&] { EXPECT_TRUE(store->remove_job("job", /*force=*/true).has_value()); });
-  EXPECT_NE(::access(dir.file("store/jobs/job").c_str(), F_OK), 0);
-  tree.detach();
+  on_small_stack([&] { EXPECT_TRUE(lone.store->remove_job("job", /*force=*/true).has_value()); });
+  EXPECT_NE(::access(lone.dir.file("store/jobs/job").c_str(), F_OK), 0);
 }
 
 }  // namespace
