@@ -230,6 +230,7 @@ void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
   auto open = [&open_files = session_of(raw).open_files(), inode, reply_info = *info](
                   FuseRequest& request, Node& node) mutable -> FsResult<> {
     PTC_TRY(auto opened, node.open(request.caller(), reply_info.flags));
+    node.note_opened();
     reply_opened(request, open_files, inode, std::move(opened), &reply_info,
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
     return ok();

@@ -283,7 +283,8 @@ void FuseSession::prune_names(Prune what) {
     std::vector<uint64_t> ids;
     tree_.table().each_known(part, [&](const KnownNode& known) {
       if (known.id == NodeTable::kRootId) return;
-      if (what == Prune::kWhereIdle && known.node.keeps_content()) return;
+      if (what == Prune::kWhereIdle && known.node.keeps_content() && known.node.was_opened())
+        return;
       ids.push_back(known.id);
     });
     for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <vector>
 
@@ -15,13 +16,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kLookEvery = std::chrono::milliseconds(500);
 constexpr auto kLookForTheDying = std::chrono::milliseconds(50);
+constexpr auto kAskedAgain = std::chrono::milliseconds(500);
 constexpr auto kKeep = std::chrono::seconds(10);  // the thread that looks, with nothing to look at
 
 }  // namespace
 
 WaitingRequest::WaitingRequest(fuse_req* raw, Tree& tree, const Caller& caller, Op op,
                                uint64_t inode, const Awaited& awaited, Body body)
-    : raw_(raw), tree_(tree), caller_(caller), op_(op), awaited_(awaited), body_(std::move(body)) {
+    : raw_(raw),
+      tree_(tree),
+      caller_(caller),
+      op_(op),
+      inode_(inode),
+      awaited_(awaited),
+      body_(std::move(body)) {
   in_flight_.emplace(tree.stats(), op, inode, static_cast<uint32_t>(caller.pid));
 }
 
@@ -56,8 +64,8 @@ void WaitingRequest::serve() {
 
 void WaitingRequest::fail(int error) {
   if (!claim()) return;
-  if (error == ETIMEDOUT) {
-    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - since_);
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - since_);
+  if (error == ETIMEDOUT && waited.count() > 0) {  // else it was said just now
     spdlog::warn("{} of process {} has waited {} s for {}: it fails with ETIMEDOUT", op_name(op_),
                  caller_.pid, waited.count(), awaited_.name);
   }
@@ -92,12 +100,13 @@ bool Waits::watch() {
 }
 
 bool Waits::begin(const WaitingRef& request) {
-  enum class To { kServe, kQueue, kRefuse };
+  enum class To { kServe, kQueue, kRefuse, kGiveUp };
   request->waits_ = this;
   const Awaited& awaited = request->awaited_;
   Shard& shard = shard_of(awaited.name);
   auto place = [&] {
     MutexLock lock(shard.mutex);
+    if (shard.has_given_up(*request)) return To::kGiveUp;
     Lane& lane = shard.lanes[awaited.name];
     const int most = lane.running == 0 ? kMostThreads : kManyThreads;
     const bool full = !awaited.ends_itself && held_up_.load(std::memory_order_relaxed) >= most;
@@ -113,7 +122,8 @@ bool Waits::begin(const WaitingRef& request) {
     return serve ? To::kServe : To::kQueue;
   };
   const To placed = place();
-  if (placed == To::kRefuse) request->fail(EAGAIN);
+  if (placed == To::kGiveUp) request->fail(ETIMEDOUT);
+  else if (placed == To::kRefuse) request->fail(EAGAIN);
   // After it can be found: the watcher may look just now for the last time.
   else if (!awaited.ends_itself && !watch()) request->fail(EAGAIN);
   return placed == To::kServe;
@@ -196,6 +206,20 @@ std::vector<WaitingRef> Waits::Shard::over(Clock::time_point begun_before, bool 
   return found;
 }
 
+void Waits::Shard::give_up(const WaitingRequest& request) {
+  if (request.op_ != Op::kRead) return;
+  given_up.push_back({request.caller_.pid, request.inode_, Clock::now() + kAskedAgain});
+}
+
+bool Waits::Shard::has_given_up(const WaitingRequest& request) {
+  const auto now = Clock::now();
+  while (!given_up.empty() && given_up.front().until < now) given_up.pop_front();
+  return std::any_of(given_up.begin(), given_up.end(), [&](const GivenUp& one) {
+    return request.op_ == Op::kRead && one.process == request.caller_.pid &&
+           one.inode == request.inode_;
+  });
+}
+
 void Waits::look_after(std::stop_token stop) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-waits");
   bool interrupted = false;
@@ -221,6 +245,8 @@ void Waits::look_after(std::stop_token stop) {
       {
         MutexLock lock(shard.mutex);
         found = shard.over(begun_before, look_at_all);
+        for (const WaitingRef& request : found)
+          if (request->since_ < begun_before) shard.give_up(*request);
         any = any || !shard.watched.empty();
       }
       for (const WaitingRef& request : found) {

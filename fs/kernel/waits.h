@@ -58,6 +58,7 @@ class WaitingRequest {
   Tree& tree_;
   const Caller caller_;
   const Op op_;
+  const uint64_t inode_;
   const Awaited& awaited_;
   Body body_;
   const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
@@ -93,8 +94,17 @@ class Waits {
     unsigned running = 0;
     std::deque<WaitingRef> queue;
   };
+  /// The kernel asks once more for what it could not read ahead: that was waited for already.
+  struct GivenUp {
+    int32_t process;
+    uint64_t inode;
+    std::chrono::steady_clock::time_point until;
+  };
   struct Shard {
     Mutex mutex;
+    std::deque<GivenUp> given_up PTC_GUARDED_BY(mutex);  // reads, by `until`
+    void give_up(const WaitingRequest& request) PTC_REQUIRES(mutex);
+    bool has_given_up(const WaitingRequest& request) PTC_REQUIRES(mutex);
     std::unordered_map<std::string, Lane> lanes PTC_GUARDED_BY(mutex);
     std::list<WaitingRef> watched PTC_GUARDED_BY(mutex);  // by age
     std::vector<WaitingRef> over(std::chrono::steady_clock::time_point begun_before, bool all)

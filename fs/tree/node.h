@@ -155,6 +155,9 @@ class Node : public std::enable_shared_from_this<Node> {
   virtual bool has_content() const { return false; }
   /// Whether the kernel keeps bytes of it that it asked for once.
   virtual bool keeps_content() const { return has_content(); }
+  /// Whether anybody has opened it since the kernel has known it: else it has no bytes of it.
+  bool was_opened() const { return opened_.load(std::memory_order_relaxed); }
+  void note_opened() const { opened_.store(true, std::memory_order_relaxed); }
   /// Whom attributes(), open(), lookup() and list() may wait for; null: nobody.
   virtual const Awaited* awaited() const { return nullptr; }
   /// The same, of open() alone.
@@ -211,6 +214,7 @@ class Node : public std::enable_shared_from_this<Node> {
     std::unique_ptr<const std::string> name;  // null: as the key ends
   } told_;
   uint8_t part_ = 0;  // of the table; set with table_
+  mutable std::atomic<bool> opened_ = false;
 };
 
 /// An inode number for a node that has no file on the host: stable, and with the top bit set, where

@@ -26,6 +26,7 @@
 #include "reshard/exec/gather.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
+#include "reshard/serve/served_layout.h"
 #include "store/base/error.h"
 #include "store/base/mutex.h"
 #include "store/image/image_store.h"
@@ -151,6 +152,10 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
   Result<FileSetRef> rank_tensors(const LayoutSpec& spec, uint64_t global_rank) const;
 
+  /// layouts/vllm-tp8/: what a worker of an inference engine loads, and with it all other files of
+  /// hf/; without one what all workers load. What cannot be made is said in a file of the set.
+  Result<FileSetRef> served_files(const ServedLayout& layout, std::optional<uint32_t> worker) const;
+
   /// Of what Megatron-LM saved in its own format; nullopt: of anything else.
   struct MegatronTree {
     std::string in_rank;  // where the files of a rank's mp_rank_… are in rank_files(): "", "x/"
@@ -243,6 +248,13 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
                             const LayoutSpec& spec, const StateCoords& state,
                             LaidOut* laid_out = nullptr,
                             const std::vector<std::string>* names = nullptr) const;
+  /// What all workers' files are made of.
+  struct Served;
+  Result<std::shared_ptr<const Served>> served(const ServedLayout& layout) const;
+  Result<ImageLayout> served_file(const Served& served, const ServedLayout& layout,
+                                  uint32_t worker) const;
+  /// Parameters as they are in hf/, by number.
+  std::vector<uint32_t> parameters() const;
   ImageLayout padding_layout() const;
   std::vector<uint32_t> other_files(const RankCoords& coords) const;
   /// Those that are `known`, by owner and path, without layout.

@@ -1,6 +1,7 @@
 #include "reshard/job/commit_attempt.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -35,6 +36,7 @@ constexpr auto kHurry = 300ms;         // who has less waits for what is ready, 
 constexpr auto kJustBegun = 50ms;
 constexpr auto kKept = 60s;                                // without a mv
 static_assert(row_of(PeerMethod::kTake).is_idempotent());  // it is asked again and again
+constexpr std::string_view kAway = "away";                 // in the place of a listing
 
 }  // namespace
 
@@ -282,7 +284,7 @@ Result<> CommitAttempt::prepare() {
 
 Result<> CommitAttempt::take_elsewhere() {
   const std::vector<std::string> others = job_.peers.others();
-  if (others.empty()) return ok();
+  if (others.empty()) return check_all_answered({});
   Cluster& cluster = *job_.place.services.cluster;
   const std::string request = json::serialize(json::object{{"id", id_},
                                                            {"incoming", incoming_},
@@ -295,8 +297,7 @@ Result<> CommitAttempt::take_elsewhere() {
           job_.peers.ask(node, PeerMethod::kTake, request, stop_.get_token());
       if (listing.has_value() || stop_.stop_requested()) return listing;
       const Code code = listing.error().code();
-      if (code == Code::kUnavailable && !is_among(cluster.alive(), node))
-        return std::string();  // and its files
+      if (code == Code::kUnavailable && !is_among(cluster.alive(), node)) return std::string(kAway);
       const bool again =
           Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
           (code == Code::kUnavailable || code == Code::kBusy);
@@ -310,8 +311,11 @@ Result<> CommitAttempt::take_elsewhere() {
   Answers<std::string> taken(others.size(), [&](size_t i) { return take(others[i]); });
   std::vector<Result<std::string>> listings = taken.wait();
   Result<> result = ok();
+  std::set<std::string> answered;
   for (size_t i = 0; i < others.size(); ++i) {
     Result<std::string>& listing = listings[i];
+    if (listing.has_value() && listing.value() == kAway) listing.value().clear();
+    else answered.insert(others[i]);
     if (listing.has_error()) {
       if (listing.error().code() == Code::kUnavailable) without_.insert(others[i]);
       if (result.has_value()) result = std::move(listing).error();
@@ -330,7 +334,23 @@ Result<> CommitAttempt::take_elsewhere() {
     };
     elsewhere_.push_back(std::move(one));
   }
-  return result;
+  PTC_TRY(std::move(result));
+  return check_all_answered(answered);
+}
+
+Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered) const {
+  PTC_TRY(auto missed, job_.staged.nodes_of(incoming_));
+  missed.erase(job_.place.services.cluster->self());
+  for (const std::string& node : answered) missed.erase(node);
+  for (const std::string& node : all_.goes_without(incoming_)) missed.erase(node);
+  if (missed.empty()) return ok();
+  const bool one = missed.size() == 1;
+  return make_error(
+      Code::kUnavailable,
+      "node{} {} {} away, and {} written something into {}: it is committed when {} back, or "
+      "without what is there when you say so (echo {} > {}, and the same mv again)",
+      one ? "" : "s", fmt::join(missed, ", "), one ? "is" : "are", one ? "has" : "have", label_,
+      one ? "it is" : "they are", fmt::join(missed, " "), without_file_of(label_));
 }
 
 Result<> CommitAttempt::draft() {
@@ -609,7 +629,8 @@ void CommitAttempt::finish() {
   }
   if (share_ != nullptr) share_->committed();
   for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version.inode);
-  all_.remove_error_file(incoming_);
+  all_.remove_files_about(incoming_);
+  job_.staged.committed(incoming_);
   if (job_.place.listener != nullptr)
     job_.place.listener->checkpoint_changed(job_.place.name, name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;

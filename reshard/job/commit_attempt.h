@@ -98,6 +98,9 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   void run();
   Result<> prepare();
   Result<> take_elsewhere();
+  /// kUnavailable: a node that is away has something of it, and nobody has said that it goes
+  /// without.
+  Result<> check_all_answered(const std::set<std::string>& answered) const;
   Result<> draft();
   Result<> adopt();
   Result<> write_down();

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <sstream>
 
 #include "reshard/intake/tree_rights.h"
 #include "reshard/job/commit_attempt.h"
@@ -25,12 +26,14 @@ namespace {
 
 constexpr auto kFailureKept = std::chrono::seconds(60);
 
-/// Where the reason of a refusal is told: incoming/<name>.error, of a name that leaves room for it.
-std::string error_file_of(const std::string& incoming) {
+/// Of a name that leaves room for it.
+std::string with_ending(const std::string& incoming, std::string_view ending) {
   constexpr size_t kMaxName = 255;
-  constexpr std::string_view kEnding = ".error";
-  return incoming.substr(0, kMaxName - kEnding.size()) + std::string(kEnding);
+  return incoming.substr(0, kMaxName - ending.size()) + std::string(ending);
 }
+
+/// Where the reason of a refusal is told.
+std::string error_file_of(const std::string& incoming) { return with_ending(incoming, ".error"); }
 
 Error going_on(const std::string& incoming) {
   return Error(Code::kUnavailable,
@@ -63,6 +66,10 @@ bool changed_since(const std::string& directory, int64_t time_ns) {
 }
 
 }  // namespace
+
+std::string without_file_of(const std::string& incoming) {
+  return with_ending(incoming, ".without");
+}
 
 void CommitsLed::write_error_file(const std::string& incoming, const std::string& text,
                                   const std::optional<ReadRights>& rights) {
@@ -125,8 +132,23 @@ void CommitsLed::note_refused(const std::string& incoming, const Error& error,
                error.message());
 }
 
-void CommitsLed::remove_error_file(const std::string& incoming) {
-  unlink(fmt::format("{}/{}", uses_.place.incoming_dir(), error_file_of(incoming)).c_str());
+void CommitsLed::remove_files_about(const std::string& incoming) {
+  for (const std::string& name : {error_file_of(incoming), without_file_of(incoming)})
+    unlink(fmt::format("{}/{}", uses_.place.incoming_dir(), name).c_str());
+}
+
+std::vector<std::string> CommitsLed::goes_without(const std::string& incoming) const {
+  constexpr size_t kMostBytes = 1 << 16;
+  std::vector<std::string> nodes;
+  const auto directory =
+      open_file(AT_FDCWD, uses_.place.incoming_dir(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
+  if (directory.has_error()) return nodes;
+  const auto text = read_text_file(directory.value().get(), without_file_of(incoming), kMostBytes,
+                                   FileKind::kOwn);
+  if (text.has_error()) return nodes;
+  std::istringstream words(text.value());
+  for (std::string node; words >> node;) nodes.push_back(node);
+  return nodes;
 }
 
 Result<> CommitsLed::commit(const std::string& incoming, const std::string& name,
@@ -138,7 +160,7 @@ Result<> CommitsLed::commit(const std::string& incoming, const std::string& name
   };
   const auto heard = uses_.taken.hear(incoming, name, deadline, checkpoint_of);
   if (heard) {
-    if (heard->has_value()) remove_error_file(incoming);
+    if (heard->has_value()) remove_files_about(incoming);
     return *heard;
   }
   Result<std::shared_ptr<CommitAttempt>> attempt = find(incoming, name, deadline);
@@ -152,7 +174,7 @@ Result<> CommitsLed::commit(const std::string& incoming, const std::string& name
   if (!outcome) return going_on(incoming);
   if (outcome->has_value()) {
     attempt.value()->answered();
-    remove_error_file(incoming);
+    remove_files_about(incoming);
     MutexLock lock(mutex_);
     space_changed_ = true;
     uses_.wake();

@@ -20,6 +20,7 @@
 #include "reshard/job/job_place.h"
 #include "reshard/job/known_job.h"
 #include "reshard/job/part_maker.h"
+#include "reshard/job/staged_parts.h"
 #include "reshard/job/taken_dirs.h"
 #include "store/base/error.h"
 #include "store/base/mutex.h"
@@ -27,6 +28,9 @@
 namespace ptc {
 
 class CommitAttempt;
+
+/// Names nodes whose part of incoming/<incoming> nobody waits for, when they are away; the user's.
+std::string without_file_of(const std::string& incoming);
 
 /// By their names in incoming/. Threads: any; its lock is held for no longer than it takes to find
 /// or note one, and an attempt is destroyed without it.
@@ -42,6 +46,7 @@ class CommitsLed {
     Decisions& decisions;
     const PartMaker& maker;
     HashQueue& hashing;
+    StagedParts& staged;
     TakenDirs& taken;
     Activities& activities;
     Doubts& doubts;
@@ -78,7 +83,10 @@ class CommitsLed {
                     const std::optional<ReadRights>& elsewhere = std::nullopt);
   void write_error_file(const std::string& incoming, const std::string& text,
                         const std::optional<ReadRights>& rights);
-  void remove_error_file(const std::string& incoming);
+  /// Beside incoming/<incoming>: why it was refused, and which nodes it goes without.
+  void remove_files_about(const std::string& incoming);
+  /// Nodes that incoming/<incoming>.without names.
+  std::vector<std::string> goes_without(const std::string& incoming) const;
 
   const Uses uses_;
   std::stop_source stop_;  // who has given up a commit tells no other once the job ends

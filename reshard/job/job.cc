@@ -84,6 +84,7 @@ Result<std::string> Job::answer(PeerMethod method, std::string_view request) {
 void Job::start() {
   impl_->resharder.start(*impl_->services.reshards);
   impl_->hashing.start(*impl_->services.hashing);
+  impl_->staged.start(*impl_->services.hashing);
   impl_->housekeeping.start(*impl_->services.reshards, [this](const std::stop_token& stop) {
     return impl_->keep_house(stop);
   });
@@ -96,6 +97,7 @@ void Job::stop() {
   impl_->arrivals.stop();
   impl_->resharder.stop();
   impl_->hashing.stop();
+  impl_->staged.stop();
   impl_->housekeeping.stop();
   for (const auto& attempt : attempts) attempt->stop();
 }
@@ -344,7 +346,10 @@ std::vector<std::string> Job::materialised_layouts(const Checkpoint& checkpoint)
   return {checkpoint.stored()->spec.name()};
 }
 
-void Job::note_closed(const std::string& path) { impl_->hashing.closed(path); }
+void Job::note_closed(const std::string& path) {
+  impl_->staged.closed(path);
+  impl_->hashing.closed(path);
+}
 void Job::note_writer(uint64_t inode) { impl_->hashing.hashes().forget(inode); }
 
 Result<> Job::commit(const std::string& incoming, const std::string& name,

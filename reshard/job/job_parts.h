@@ -32,6 +32,7 @@
 #include "reshard/job/part_shelf.h"
 #include "reshard/job/plan_relays.h"
 #include "reshard/job/resharder.h"
+#include "reshard/job/staged_parts.h"
 #include "reshard/job/taken_dirs.h"
 #include "reshard/job/verifier.h"
 
@@ -66,6 +67,7 @@ struct Job::Impl {
   PartShelf shelf{[this](const std::string& id) { return images_of(id); },
                   [this](const std::string& image) { (void)services.images->remove({image}); }};
   HashQueue hashing{place.name, place.incoming_dir(), [this] { return expected_of_files(); }};
+  StagedParts staged{place};
   TakenDirs taken{
       place,
       peers,
@@ -78,8 +80,8 @@ struct Job::Impl {
   const PartMaker maker{
       {place, peers, knowledge, files, verifier, shelf, arrivals, taken, activities, about}};
 
-  CommitsLed commits{{place, peers, knowledge, files, decisions, maker, hashing, taken, activities,
-                      doubts,
+  CommitsLed commits{{place, peers, knowledge, files, decisions, maker, hashing, staged, taken,
+                      activities, doubts,
                       [this]() -> Result<> {
                         PTC_TRY(follow());
                         return ok();

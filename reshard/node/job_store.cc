@@ -22,6 +22,7 @@
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
 #include "reshard/job/names.h"
+#include "reshard/job/staged_parts.h"
 #include "reshard/move/space.h"
 #include "reshard/node/agreement_follower.h"
 #include "reshard/node/job_changes.h"
@@ -750,6 +751,8 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
     const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
     std::vector<std::string> keys{itself, in_force, sequence, JobPlace::looked_key_of(name)};
     int64_t last_commit = 0;
+    PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
+    for (const MetaEntry& entry : staged) keys.push_back(entry.key);
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
         return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets",

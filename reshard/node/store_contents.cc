@@ -262,17 +262,17 @@ void StoreContents::settle_found_images(const std::vector<JobRef>& jobs, bool at
   if (!at_start) return;  // what was made since is nobody's yet
   const Result<std::vector<ImageId>> all = images_.list();
   if (all.has_error()) return;
+  constexpr size_t kMostNames = 16;
   size_t count = 0;
-  uint64_t bytes = 0;
-  for (const ImageId& id : all.value()) {
+  for (const ImageId& id : all.value()) {  // the others there are used, and more will be
+    if (used.contains(id.text) || ++count > kMostNames) continue;
     std::error_code error;
-    if (used.contains(id.text)) continue;
-    ++count;
-    bytes += std::filesystem::file_size(images_.directory() + "/" + id.text, error);
+    const uint64_t bytes = std::filesystem::file_size(images_.directory() + "/" + id.text, error);
+    keep("images/" + id.text,
+         fmt::format("it is named by no checkpoint ({})", format_size(error ? 0 : bytes)));
   }
-  if (count > 0)
-    keep("images", fmt::format("{} in {} of its files are named by no checkpoint",
-                               format_size(bytes), count));
+  if (count > kMostNames)
+    spdlog::warn("{}/images: {} more such files", directory_, count - kMostNames);
 }
 
 }  // namespace ptc

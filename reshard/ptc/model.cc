@@ -504,6 +504,24 @@ uint32_t Model::chunk_on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t
   return chunk % spec.sizes.pp == stage ? chunk : stage;
 }
 
+Result<Model> Model::with_vocabulary(
+    const std::function<Result<uint64_t>(uint64_t rows)>& multiple) const {
+  Model model = *this;
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const Bound& bound = bound_[tensor];
+    if (bound.rule == nullptr || bound.cut == kNone || bound.one_element || bound.scales) continue;
+    const std::optional<TensorCut>& cut = bound.rule->cut;
+    TensorInfo& info = model.tensors_[tensor];
+    if (!cut || !cut->vocab_multiple || cut->axis >= info.shape.size()) continue;
+    Result<uint64_t> of_rows = multiple(info.shape[cut->axis]);
+    if (of_rows.has_error()) return std::move(of_rows).error().with_context(info.name);
+    info.vocab_multiple = of_rows.value();
+    info.pad_single_rank = true;
+  }
+  model.find_kinds();
+  return model;
+}
+
 std::string Model::describe(uint32_t tensor) const {
   const Bound& bound = bound_[tensor];
   if (!covered(bound)) return "no rule: cannot be cut";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -170,6 +171,11 @@ class Model {
 
   /// The tensor's name in the files of a stage.
   std::string local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
+
+  /// The same, but that vocabularies of so many rows are padded to multiples of
+  /// `multiple(rows)`·tp, also with one rank.
+  Result<Model> with_vocabulary(
+      const std::function<Result<uint64_t>(uint64_t rows)>& multiple) const;
 
   /// One line on how tp and ep cut the tensor; for `ptc rules`.
   std::string describe(uint32_t tensor) const;

@@ -12,7 +12,7 @@ import time
 import unittest
 
 import cluster
-from cases import BigLlama, LEASE, TestCase
+from cases import BigLlama, LEASE, TestCase, layout_name
 from cluster import mount
 import models
 
@@ -282,6 +282,39 @@ class Commits(TestCase):
                 self.assertEqual(held, {tensor.name: tensor for tensor in first.rank_tensors(1, 2, 0, rank)})
         self.assertEqual(self.nodes.nodes[0].ptc("verify", f"{self.name}/first", check=False).returncode, 0)
         self.assertEqual(os.listdir(self.job(1).file("incoming")), [])
+
+    def stage_where_each_rank_has_something(self, name):
+        """Rank 0 on w0 has the model, rank 1 on w1 something of its own."""
+        models.Llama(46).write_ranks(self.job(0).incoming(name), 1, 1)
+        models.write_file(self.job(1).incoming(name) + "/rank/1/rng.bin", f"of {name}")
+        cluster.until(lambda: f"/{self.name}/{name}/w1" in self.nodes.etcdctl("get", "--prefix", "--keys-only", ""), "w1 has said so")
+
+    def test_what_a_node_has_that_is_away_is_not_left_out_in_silence(self):
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+        for name in ("base", "next"):
+            self.stage_where_each_rank_has_something(name)
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        for name in ("base", "next"):
+            self.assertEqual(self.rename(0, name)[0], "EAGAIN")
+        error = mount.read_text(self.job(0).incoming("base") + ".error")
+        self.assertIn("node w1 is away, and has written something into incoming/base", error)
+        self.assertTrue(os.path.exists(self.job(0).incoming("base") + "/rank/0/model.safetensors"))
+
+        models.write_file(self.job(0).incoming("next") + ".without", "w1\n")
+        cluster.until(lambda: self.rename(0, "next")[0] == "", "it is committed without it")
+        self.assertEqual(sorted(os.listdir(os.path.dirname(self.job(0).incoming("base")))), ["base", "base.error"])
+        there = self.job(0).checkpoint("next", "layouts", layout_name(1, 1, 2), "rank", "1")
+        self.assertNotIn("rng.bin", os.listdir(there))
+
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        self.commit_at_last()
+        there = self.job(2).checkpoint("base", "layouts", layout_name(1, 1, 2), "rank", "1", "rng.bin")
+        self.assertEqual(mount.read_text(there), "of base")
+        # Nothing is said any more of what was committed.
+        cluster.until(lambda: f"/{self.name}/base/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", ""), "it is forgotten")
 
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""

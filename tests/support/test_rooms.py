@@ -12,14 +12,15 @@ FOLDERS = {
     "fs": {"store", "reshard", "dataset"},
     "tools": {"store", "reshard", "dataset", "fs"},
 }
-CHECKPOINT = {"ptc", "plan", "exec", "checkpoint"}
+CHECKPOINT = {"ptc", "serve", "plan", "exec", "checkpoint"}
 ROOMS = {
     "reshard": {
         "ptc": set(),
+        "serve": {"ptc"},
         "plan": {"ptc"},
         "exec": {"ptc", "plan"},
         "cluster": set(),
-        "checkpoint": {"ptc", "plan", "exec"},
+        "checkpoint": {"ptc", "serve", "plan", "exec"},
         "intake": CHECKPOINT,
         "move": CHECKPOINT | {"cluster"},
         "job": CHECKPOINT | {"cluster", "intake", "move"},

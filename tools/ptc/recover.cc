@@ -50,7 +50,7 @@ Result<UniqueFd> lock_store(const std::string& directory) {
 }
 
 void print_checkpoint(const RecoverReport::Checkpoint& one) {
-  fmt::print("  {}/{}: ", one.job, one.name);
+  fmt::print("  {}/{}: ", printable(one.job), printable(one.name));
   if (!one.known) {
     fmt::print("where its files lie is not known here: look at more stores\n");
     return;
@@ -64,7 +64,7 @@ void print_checkpoint(const RecoverReport::Checkpoint& one) {
 
 void print_left_out(const std::vector<RecoverReport::LeftOut>& left_out) {
   for (const RecoverReport::LeftOut& one : left_out)
-    fmt::print("    {} (known to {})\n", one.what, fmt::join(one.nodes, ", "));
+    say_line("    {} (known to {})", one.what, fmt::join(one.nodes, ", "));
 }
 
 /// Each choice, and what it leaves out; those together that leave out the same.
@@ -107,7 +107,7 @@ void print_report(const std::vector<SeenStore>& stores, const RecoverReport& rep
   print_stores(stores, report, decided);
   if (report.parted > 0) print_choices(stores, report);
   if (!decided) return;
-  fmt::print("jobs: {}\n",
+  say_line("jobs: {}",
              report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
   for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
   if (const auto& left_out = report.left_out[report.chosen];
@@ -116,7 +116,7 @@ void print_report(const std::vector<SeenStore>& stores, const RecoverReport& rep
     print_left_out(left_out);
   }
   if (!report.gone.empty())
-    fmt::print("in etcd now, and not of this: {}\n", fmt::join(report.gone, ", "));
+    say_line("in etcd now, and not of this: {}", fmt::join(report.gone, ", "));
   fmt::print("{} of the agreed keys are missing in etcd, or are others there\n",
              report.changes.size());
 }

@@ -101,7 +101,7 @@ std::string shapes_text(const json::object& tensor) {
 }
 
 void print_tensor(const json::object& tensor, size_t width) {
-  const std::string name = text_field(tensor, "names");
+  const std::string name = printable(text_field(tensor, "names"));
   const std::string shapes = shapes_text(tensor);
   if (2 + text_width(name) + 2 + text_width(shapes) <= width) {
     fmt::print("  {}{}{}\n", name,

@@ -33,7 +33,16 @@ std::string error_text(const json::object& error) {
   return (age == "just now" ? age : age + " ago") + ": " + what;
 }
 
-void print_status(const JobStatus& status) {
+/// Where something is wrong with it: what it does otherwise is in its own status.json.
+void print_data_set(const std::string& directory) {
+  const auto read = read_json_file(directory + "/dataset/status.json");
+  if (read.has_error()) return;  // there is none, or it is another's
+  const std::string error = text_field(read.value(), "error");
+  if (!error.empty())
+    print_line("data set", fmt::format("{}: {}", text_field(read.value(), "state"), error));
+}
+
+void print_status(const JobStatus& status, const std::string& mount) {
   const json::object& raw = status.raw;
   fmt::print("{}: {}\n",
              coloured(shortened(printable(status.job), terminal_width(1) - status.state.size() - 2),
@@ -60,6 +69,7 @@ void print_status(const JobStatus& status) {
     print_line("layout error", error_text(object_field(raw, "layout_error")));
   for (const std::string& warning : text_list(array_field(raw, "warnings")))
     print_line("warning", warning);
+  print_data_set(mount + "/" + status.job);
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;
@@ -141,7 +151,7 @@ Result<int> run_status(const Context& context, const StatusOptions& options) {
     }
     if (!first) fmt::print("\n");
     first = false;
-    print_status(status);
+    print_status(status, mount);
     if (!options.job.empty()) print_agreement(mount);
   }
   if (options.as_json) {

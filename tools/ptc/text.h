@@ -1,9 +1,12 @@
 // Text for people: tables, ages, colours, paragraphs.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "store/base/json.h"
@@ -17,6 +20,11 @@ std::string shortened(std::string_view text, size_t width);
 std::string padded(std::string_view text, size_t width);
 /// The text with '?' for each control character: names are users', and a terminal obeys.
 std::string printable(std::string_view text);
+/// A line of which no part, whoever has given it its name, is more than text.
+template <class... Args>
+void say_line(fmt::format_string<Args...> format, Args&&... args) {
+  fmt::print("{}\n", printable(fmt::format(format, std::forward<Args>(args)...)));
+}
 /// As one word of a shell's command line: as it is where that is safe, else in single quotes.
 std::string shell_word(std::string_view text);
 /// Whether the locale's characters are UTF-8.

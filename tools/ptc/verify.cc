@@ -228,25 +228,23 @@ std::string verdict_text(Verdict verdict) {
 void print_unread(const std::vector<const Subject*>& unread) {
   constexpr size_t kMost = 20;
   for (const Subject* subject : std::span(unread).first(std::min(kMost, unread.size())))
-    fmt::print("{}: not checked: {}\n", subject->name, subject->unread);
+    say_line("{}: not checked: {}", subject->name, subject->unread);
   if (unread.size() > kMost)
     fmt::print("and {} more that could not be read (--json names all)\n", unread.size() - kMost);
 }
 
 void print_outcome(const Target& target, const Outcome& outcome) {
-  for (const Subject* subject : outcome.bad)
-    fmt::print("{}: {}\n", subject->name, subject->problem);
+  for (const Subject* subject : outcome.bad) say_line("{}: {}", subject->name, subject->problem);
   print_unread(outcome.unread);
   for (const std::string& what : outcome.repaired)
-    fmt::print("{}: made anew from another copy\n", what);
+    say_line("{}: made anew from another copy", what);
   for (const std::string& node : outcome.away)
     fmt::print("node {} is away: the copies on it were not looked at\n", node);
-  if (!outcome.not_mended.empty()) fmt::print("nothing was mended: {}\n", outcome.not_mended);
-  if (!outcome.damage.empty()) fmt::print("stored bytes: {}\n", outcome.damage);
-  if (!outcome.not_looked.empty())
-    fmt::print("stored bytes: not checked: {}\n", outcome.not_looked);
+  if (!outcome.not_mended.empty()) say_line("nothing was mended: {}", outcome.not_mended);
+  if (!outcome.damage.empty()) say_line("stored bytes: {}", outcome.damage);
+  if (!outcome.not_looked.empty()) say_line("stored bytes: not checked: {}", outcome.not_looked);
   const size_t unread = outcome.unread.size();
-  fmt::print("{}: {}: {} tensors, {} other files, {} {}read in {}\n", target.name(),
+  fmt::print("{}: {}: {} tensors, {} other files, {} {}read in {}\n", printable(target.name()),
              verdict_text(outcome.verdict()), outcome.tensors, outcome.files,
              format_size(outcome.bytes),
              unread == 0 ? "" : fmt::format("without the {} that could not be ", unread),
@@ -327,7 +325,8 @@ Result<int> not_even_begun(const VerifyOptions& options, Error error) {
                                               {"checked", false},
                                               {"why", error.message()}}));
   else
-    fmt::print("{}: {}: {}\n", options.target, verdict_text(Verdict::kNotChecked), error.message());
+    fmt::print("{}: {}: {}\n", printable(options.target), verdict_text(Verdict::kNotChecked),
+               printable(error.message()));
   return kNotChecked;
 }
 

@@ -1,15 +1,12 @@
 #include "fs/nodes/checkpoint/layout_dir.h"
 
 #include <charconv>
-#include <optional>
 
 #include "fs/nodes/checkpoint/megatron_dir.h"
 #include "fs/nodes/checkpoint/sources_file.h"
 
 namespace ptc {
-namespace {
 
-/// "0", "12": only as it is written by us, so that one rank has one path.
 std::optional<uint64_t> parse_rank(const std::string& name) {
   uint64_t rank = 0;
   auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
@@ -17,8 +14,6 @@ std::optional<uint64_t> parse_rank(const std::string& name) {
   if (std::to_string(rank) != name) return std::nullopt;
   return rank;
 }
-
-}  // namespace
 
 FileSetSourceRef rank_files_of(const JobView& job, const CheckpointView& checkpoint,
                                const LayoutSpec& spec, uint64_t rank) {

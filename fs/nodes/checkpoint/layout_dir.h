@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "fs/nodes/checkpoint/file_set_dir.h"
 
 namespace ptc {
+
+/// "0", "12": only as it is written by us, so that one rank has one path.
+std::optional<uint64_t> parse_rank(const std::string& name);
 
 /// What this rank loads.
 FileSetSourceRef rank_files_of(const JobView& job, const CheckpointView& checkpoint,

@@ -1,6 +1,7 @@
 #include "fs/nodes/checkpoint/layouts_dir.h"
 
 #include "fs/nodes/checkpoint/layout_dir.h"
+#include "fs/nodes/checkpoint/served_dir.h"
 
 namespace ptc {
 namespace {
@@ -24,6 +25,8 @@ FsResult<struct stat> LayoutsDir::attributes() {
 }
 
 FsResult<NodeRef> LayoutsDir::find(const std::string& name) {
+  if (const auto served = ServedLayout::from_name(name))
+    return intern(std::make_shared<ServedDir>(job(), checkpoint(), child_key(name), *served));
   auto spec = job()->job().find_layout(*checkpoint()->checkpoint, name);
   if (!spec)
     return Errno{spec.error().code() == Code::kInvalidArgument ? ENOENT : to_errno(spec.error())};

@@ -1,0 +1,144 @@
+// layouts/vllm-tp8/: what the workers of an inference engine load, as its own loader of files of
+// single workers reads it. A file has the engine's arrays, each of one tensor's part or of several
+// behind each other; their bytes are gathered when they are read, as of all computed files.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "reshard/checkpoint/described_set.h"
+#include "store/base/json.h"
+
+namespace ptc {
+namespace {
+
+std::string bytes_of_float(float value) {
+  static_assert(std::endian::native == std::endian::little, "as safetensors has them");
+  std::string bytes(sizeof value, '\0');
+  std::memcpy(bytes.data(), &value, sizeof value);
+  return bytes;
+}
+
+/// A header, and what lies behind it, which may touch it.
+Literals with_constants(const Literals& header, std::vector<Literals::Piece> constants) {
+  if (constants.empty()) return header;
+  std::vector<Literals::Piece> pieces = header.pieces();
+  std::sort(constants.begin(), constants.end(),
+            [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  for (Literals::Piece& one : constants) {
+    if (!pieces.empty() && pieces.back().end() == one.offset) pieces.back().bytes += one.bytes;
+    else pieces.push_back(std::move(one));
+  }
+  return Literals(std::move(pieces));
+}
+
+}  // namespace
+
+struct Checkpoint::Served {
+  Served(const Engine::Family& family_given, Model padded, std::vector<NamedTensor> named)
+      : family(family_given), model(std::move(padded)), tensors(std::move(named)) {}
+  const Engine::Family& family;
+  const Model model;
+  const std::vector<NamedTensor> tensors;
+};
+
+std::vector<uint32_t> Checkpoint::parameters() const {
+  std::vector<uint32_t> parameters;
+  for (uint32_t t = 0; t < model().tensors().size(); ++t)
+    if (facts_->primary[t] && !model().is_optimizer_state(t)) parameters.push_back(t);
+  return parameters;
+}
+
+Result<std::shared_ptr<const Checkpoint::Served>> Checkpoint::served(
+    const ServedLayout& layout) const {
+  using Made = std::shared_ptr<const Served>;
+  return results_->get<Served>(key("served").add(layout.name()), [&]() -> Result<Made> {
+    const Engine& engine = *layout.engine;
+    const auto type = model_type_of(manifest().config);
+    if (!type)
+      return invalid_argument(
+          "{}'s names for a model depend on its model_type, and the checkpoint has no config.json "
+          "that says it",
+          engine.name());
+    const Engine::Family* const family = engine.family(*type);
+    if (family == nullptr)
+      return invalid_argument(
+          "{}'s names for models of type {} are not known; its other loaders "
+          "read hf/ (known: {})",
+          engine.name(), quoted(*type), fmt::join(engine.model_types(), ", "));
+    const std::vector<uint32_t> tensors = parameters();
+    std::vector<std::string> names;
+    for (const uint32_t t : tensors) names.push_back(model().tensors()[t].name);
+    names = model().rules().without_wrappers(std::move(names));
+    std::vector<NamedTensor> named;
+    for (size_t i = 0; i < tensors.size(); ++i) named.push_back({tensors[i], std::move(names[i])});
+    PTC_TRY(auto padded, layout.padded(model()));
+    PTC_TRY(padded.check(layout.spec(padded.layers())));
+    return std::make_shared<const Served>(*family, std::move(padded), std::move(named));
+  });
+}
+
+Result<ImageLayout> Checkpoint::served_file(const Served& served, const ServedLayout& layout,
+                                            uint32_t worker) const {
+  PTC_TRY(auto arrays, served_arrays(layout, served.family, served.model, served.tensors, worker));
+  std::vector<NewArray> wanted;
+  wanted.reserve(arrays.size());
+  for (const ServedArray& array : arrays) wanted.push_back({array.name, array.dtype, array.shape});
+  PTC_TRY(auto file, safetensors_format().lay_out(wanted, {}));
+  std::vector<ArraySlot> slots;
+  std::vector<Literals::Piece> constants;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    uint64_t offset = file.offsets[i];
+    if (arrays[i].constant) constants.push_back({offset, bytes_of_float(*arrays[i].constant)});
+    for (Model::Held& part : arrays[i].parts) {
+      PTC_TRY(const uint64_t bytes, array_bytes(part.part->local_shape, arrays[i].dtype));
+      if (bytes > 0) slots.push_back({part.tensor, offset, std::move(part.part)});
+      offset += bytes;
+    }
+  }
+  ImageLayout made;
+  made.bytes = file.bytes;
+  made.literals = with_constants(file.literals, std::move(constants));
+  sort_arrays(slots);
+  made.arrays = std::move(slots);
+  return made;
+}
+
+Result<FileSetRef> Checkpoint::served_files(const ServedLayout& layout,
+                                            std::optional<uint32_t> worker) const {
+  const std::string set_key = worker ? fmt::format("{}/{}", layout.name(), *worker) : layout.name();
+  return cached(set_key, [&]() -> Result<FileSetRef> {
+    auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
+    const auto add_workers = [&]() -> Result<> {
+      PTC_TRY(const auto all, served(layout));
+      ReadRights rights = rights_of_all();
+      bool first = true;
+      for (const NamedTensor& one : all->tensors) {
+        rights = first ? rights_of(one.tensor) : rights.narrowed_to(rights_of(one.tensor));
+        first = false;
+      }
+      for (uint32_t w = worker.value_or(0); w < (worker ? *worker + 1 : layout.workers()); ++w) {
+        PTC_TRY(auto file, served_file(*all, layout, w));
+        const uint64_t bytes = file.bytes;
+        set->add({layout.file_name(w), bytes, "", rights}, DescribedSet::Kind::kComputed,
+                 [file = std::make_shared<const ImageLayout>(std::move(file))](
+                     const ContentSource& source) { return source.open_gathered(file); });
+      }
+      return ok();
+    };
+    if (Result<> added = add_workers(); added.has_error()) {
+      // Names of tensors are in it.
+      set = std::make_shared<DescribedSet>(set_key, shared_from_this());
+      set->add_text(kLeftOut, "Nothing is here: " + added.error().message() + "\n",
+                    rights_of_all());
+      return FileSetRef(std::move(set));
+    }
+    for (const uint32_t file : other_files(RankCoords()))
+      if (!manifest().files[file].path.ends_with(".safetensors.index.json")) set->add_other(file);
+    set->finish();
+    return FileSetRef(std::move(set));
+  });
+}
+
+}  // namespace ptc

@@ -1,0 +1,143 @@
+#include "reshard/job/staged_parts.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "store/base/utf8.h"
+
+namespace ptc {
+namespace {
+
+constexpr auto kSayAgain = std::chrono::seconds(1);  // where the agreement does not answer
+constexpr auto kSaidFor = std::chrono::seconds(10);  // what is written meanwhile is not said again
+constexpr auto kLookAgain = std::chrono::seconds(30);  // whether a directory is there still
+constexpr size_t kMostStaged = 4096;
+
+/// 0: there is no such directory.
+ino_t directory_at(const std::string& path) {
+  struct stat facts {};
+  const bool there = ::lstat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
+  return there ? facts.st_ino : 0;
+}
+
+}  // namespace
+
+std::string StagedParts::prefix_of(std::string_view job) {
+  return "staged/" + std::string(job) + "/";
+}
+
+std::string StagedParts::key_of(std::string_view incoming) const {
+  return prefix_of(place_.name) + std::string(incoming) + "/" + place_.services.cluster->self();
+}
+
+void StagedParts::start(StepPool& pool) {
+  if (!place_.services.cluster->shares_bytes()) return;
+  {
+    MutexLock lock(mutex_);
+    std::error_code error;
+    for (std::filesystem::directory_iterator it(place_.incoming_dir(), error), end;
+         !error && it != end && written_.size() < kMostStaged; it.increment(error))
+      if (std::error_code unknown; it->is_directory(unknown) && !it->is_symlink(unknown))
+        written_.insert(it->path().filename().string());
+  }
+  loop_.start(pool, [this](const std::stop_token& stop) { return say(stop); });
+}
+
+void StagedParts::stop() { loop_.stop(); }
+
+void StagedParts::closed(const std::string& path) {
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos || !place_.services.cluster->shares_bytes()) return;
+  MutexLock lock(mutex_);
+  if (written_.size() >= kMostStaged) return;
+  written_.insert(path.substr(0, slash));
+  loop_.wake();
+}
+
+void StagedParts::committed(const std::string& incoming) {
+  if (!place_.services.cluster->shares_bytes()) return;
+  MutexLock lock(mutex_);
+  committed_.insert(incoming);
+  loop_.wake();
+}
+
+Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) const {
+  std::set<std::string> nodes;
+  if (!place_.services.cluster->shares_bytes()) return nodes;
+  const std::string prefix = prefix_of(place_.name) + std::string(incoming) + "/";
+  PTC_TRY(const auto entries, place_.services.meta->list(prefix));
+  for (const MetaEntry& entry : entries)
+    if (entry.value == place_.id) nodes.insert(entry.key.substr(prefix.size()));
+  return nodes;
+}
+
+bool StagedParts::say_one(const std::string& incoming) {
+  const Time now = std::chrono::steady_clock::now();
+  const ino_t directory = directory_at(place_.incoming_dir() + "/" + incoming);
+  const auto said = said_.find(incoming);
+  MetaTransaction transaction;
+  if (directory == 0) {
+    if (said == said_.end()) return true;
+    transaction.deletes = {key_of(incoming)};
+  } else {
+    if (said != said_.end() && said->second.directory == directory &&
+        now - said->second.when < kSaidFor)
+      return true;
+    if (said == said_.end() && said_.size() >= kMostStaged) return true;
+    transaction.puts = {{key_of(incoming), place_.id}};
+  }
+  const Result<int64_t> done = place_.commit(std::move(transaction));
+  // Of a job that is gone there is nothing more to say.
+  if (done.has_error() && done.error().code() != Code::kNotFound) return false;
+  if (directory == 0) said_.erase(said);
+  else said_.insert_or_assign(incoming, Said{directory, now});
+  return true;
+}
+
+bool StagedParts::forget_all_of(const std::string& incoming) const {
+  const auto nodes = nodes_of(incoming);
+  if (nodes.has_error()) return false;
+  const std::string prefix = prefix_of(place_.name) + incoming + "/";
+  MetaTransaction transaction;
+  const auto carry_out = [&] {
+    const bool nothing = transaction.deletes.empty();
+    return nothing || place_.commit(std::exchange(transaction, {})).has_value();
+  };
+  for (const std::string& node : nodes.value()) {
+    transaction.deletes.push_back(prefix + node);
+    if (transaction.deletes.size() + 2 >= kMaxTransactionKeys && !carry_out()) return false;
+  }
+  return carry_out();
+}
+
+std::optional<StagedParts::Time> StagedParts::say(const std::stop_token& stop) {
+  std::set<std::string> written, committed;
+  {
+    MutexLock lock(mutex_);
+    written.swap(written_);
+    committed.swap(committed_);
+  }
+  for (const auto& [incoming, said] : said_)
+    if (directory_at(place_.incoming_dir() + "/" + incoming) != said.directory)
+      written.insert(incoming);
+  std::set<std::string> later, forgotten_later;
+  for (const std::string& incoming : committed)
+    if (stop.stop_requested() || !forget_all_of(incoming)) forgotten_later.insert(incoming);
+  for (const std::string& incoming : written)
+    if (stop.stop_requested() || !say_one(incoming)) later.insert(incoming);
+  const bool again = !later.empty() || !forgotten_later.empty();
+  {
+    MutexLock lock(mutex_);
+    written_.merge(later);
+    committed_.merge(forgotten_later);
+  }
+  const Time now = std::chrono::steady_clock::now();
+  if (again) return now + kSayAgain;
+  if (!said_.empty()) return now + kLookAgain;
+  return std::nullopt;
+}
+
+}  // namespace ptc

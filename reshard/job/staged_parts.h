@@ -1,0 +1,64 @@
+// Which nodes have written something into incoming/<name>, said where a commit finds it also when
+// they are away: what nobody can ask for is not taken for what was never there.
+//
+//   staged/<job>/<name>/<node>      the job's id, put by the node when it closes a file in there
+//
+// Nobody follows these keys. They go with the directory, with its commit, and with the job.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/job/job_place.h"
+#include "store/base/error.h"
+#include "store/base/mutex.h"
+#include "store/base/step_pool.h"
+
+namespace ptc {
+
+/// Of a node without others nothing is said. Threads: any.
+class StagedParts {
+ public:
+  explicit StagedParts(const JobPlace& place) : place_(place) {}
+
+  /// Once; what lies in incoming/ by then counts as closed.
+  void start(StepPool& pool);
+  void stop();
+  /// `path` is relative to incoming/.
+  void closed(const std::string& path);
+  /// Those that have said it of incoming/<incoming>, this one too.
+  Result<std::set<std::string>> nodes_of(std::string_view incoming) const;
+  /// It was committed: what all have said goes.
+  void committed(const std::string& incoming);
+
+  /// The keys of a job of this name, for who removes it.
+  static std::string prefix_of(std::string_view job);
+
+ private:
+  using Time = StepPool::Time;
+  struct Said {
+    ino_t directory = 0;
+    Time when;
+  };
+  std::optional<Time> say(const std::stop_token& stop);
+  bool say_one(const std::string& incoming);  // false: later
+  bool forget_all_of(const std::string& incoming) const;
+  std::string key_of(std::string_view incoming) const;
+
+  const JobPlace& place_;
+  std::map<std::string, Said> said_;  // by name in incoming/; of the loop alone
+  Mutex mutex_;
+  std::set<std::string> written_ PTC_GUARDED_BY(mutex_);    // since the last step
+  std::set<std::string> committed_ PTC_GUARDED_BY(mutex_);  // the same
+  Loop loop_;                                               // last: its steps use the rest
+};
+
+}  // namespace ptc

@@ -1,0 +1,230 @@
+#include "reshard/serve/served_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <tuple>
+
+namespace ptc {
+namespace {
+
+/// Takes "<word><number>" off the front; the number has no superfluous zeros.
+std::optional<uint32_t> take_size(std::string_view& text, std::string_view word) {
+  if (!text.starts_with(word)) return std::nullopt;
+  const std::string_view rest = text.substr(word.size());
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  if (error != std::errc() || number == 0 || number > kMaxWorldSize || rest[0] == '0')
+    return std::nullopt;
+  text.remove_prefix(word.size() + static_cast<size_t>(end - rest.data()));
+  return number;
+}
+
+/// Which array a tensor is in, and where in it.
+struct Place {
+  std::string array;
+  uint32_t expert = 0;
+  uint32_t number = 0;  // of those that are joined
+  const Engine::Join* join = nullptr;
+};
+
+class Arrays {
+ public:
+  Arrays(const ServedLayout& layout, const Engine::Family& family, const Model& model,
+         std::span<const NamedTensor> tensors, uint32_t worker)
+      : layout_(layout),
+        family_(family),
+        model_(model),
+        tensors_(tensors),
+        spec_(layout.spec(model.layers())),
+        state_(layout.state(worker)) {}
+
+  Result<std::vector<ServedArray>> make() {
+    const bool own_head = has_head();
+    for (const NamedTensor& one : tensors_) {
+      if (!is_used(one.name, own_head)) continue;
+      PTC_TRY(const auto part, model_.slice(one.tensor, spec_, state_));
+      if (!part) continue;
+      Place place = place_of(one.name, own_head);
+      std::string array = std::move(place.array);
+      parts_[array].push_back({std::move(place), {one.tensor, *part}, &one.name});
+    }
+    std::vector<ServedArray> arrays;
+    for (auto& [name, parts] : parts_) {
+      PTC_TRY(arrays.emplace_back(), join(name, parts));
+    }
+    PTC_TRY(add_constants(arrays));
+    std::sort(arrays.begin(), arrays.end(),
+              [](const ServedArray& a, const ServedArray& b) { return a.name < b.name; });
+    return arrays;
+  }
+
+ private:
+  struct Part {
+    Place place;
+    Model::Held held;
+    const std::string* name;
+  };
+
+  bool is_tied() const { return model_.facts().tied.value_or(false); }
+  /// Else it is the embedding, whatever the checkpoint has.
+  bool has_head() const { return !is_tied() || !family_.tied_head; }
+
+  bool is_used(std::string_view name, bool own_head) const {
+    if (!own_head && family_.tied_head->match(name)) return false;
+    return std::none_of(family_.unused.begin(), family_.unused.end(),
+                        [&](const NameTail& tail) { return tail.match(name).has_value(); });
+  }
+
+  Place place_of(const std::string& name, bool own_head) const {
+    if (!own_head && state_.pp + 1 == spec_.sizes.pp) {
+      // The embedding and the head are one array, which has the head's name there.
+      if (const auto match = family_.tied_embedding->match(name))
+        return {family_.tied_head->put("", {})};
+    }
+    for (const Engine::Join& join : family_.joins)
+      for (uint32_t i = 0; i < join.of.size(); ++i)
+        if (const auto match = join.of[i].match(name))
+          return {join.to.put(name, *match), match->expert.value_or(0), i, &join};
+    return {name};
+  }
+
+  Result<ServedArray> join(const std::string& name, std::vector<Part>& parts) const {
+    const Engine::Join* const join = parts.front().place.join;
+    const auto at = [](const Part& part) { return std::tie(part.place.expert, part.place.number); };
+    std::sort(parts.begin(), parts.end(),
+              [&](const Part& a, const Part& b) { return at(a) < at(b); });
+    const size_t each = join == nullptr ? 1 : join->of.size();
+    const bool stacked = join != nullptr && join->of.front().has_expert();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const bool of_another = parts[i].place.join != join;
+      const bool twice = i > 0 && at(parts[i - 1]) == at(parts[i]);
+      if (of_another || twice || (!stacked && i >= each))
+        return invalid_argument("{} of {} would be made of {} and of {}", name,
+                                layout_.engine->name(), *parts.front().name, *parts[i].name);
+      if (parts[i].place.number != i % each)
+        return invalid_argument("{} of {} is made of {}, and a tensor beside it is not there", name,
+                                layout_.engine->name(), *parts[i].name);
+    }
+    if (parts.size() % each != 0)
+      return invalid_argument("{} of {} is made of {}, and a tensor beside it is not there", name,
+                              layout_.engine->name(), *parts.back().name);
+    ServedArray array{name, model_.tensors()[parts.front().held.tensor].dtype};
+    uint64_t rows = 0;  // of one expert, or all
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Shape& shape = parts[i].held.part->local_shape;
+      const DType dtype = model_.tensors()[parts[i].held.tensor].dtype;
+      // Those that are joined may differ along the first axis; experts are all alike.
+      const Shape& like = parts[i < each ? 0 : i - each].held.part->local_shape;
+      const size_t from = i < each ? 1 : 0;
+      const bool fits = shape.size() == like.size() &&
+                        std::equal(shape.begin() + std::min(from, shape.size()), shape.end(),
+                                   like.begin() + std::min(from, shape.size()));
+      if (dtype != array.dtype || !fits)
+        return invalid_argument("{} of {} has no place for {}, {} {}: {} is {} {}", name,
+                                layout_.engine->name(), *parts[i].name, dtype_name(dtype),
+                                shape.to_string(), *parts.front().name, dtype_name(array.dtype),
+                                parts.front().held.part->local_shape.to_string());
+      if (i < each) rows += shape.empty() ? 1 : shape[0];
+    }
+    const Shape& first = parts.front().held.part->local_shape;
+    if (first.size() + 1 > kMaxAxes) return invalid_argument("{} has too many axes", name);
+    if (stacked) array.shape.push_back(parts.size() / each);
+    if (!first.empty() || each > 1) array.shape.push_back(rows);  // scalars become a row
+    for (size_t axis = 1; axis < first.size(); ++axis) array.shape.push_back(first[axis]);
+    for (Part& part : parts) array.parts.push_back(std::move(part.held));
+    return array;
+  }
+
+  Result<> add_constants(std::vector<ServedArray>& arrays) const {
+    std::map<std::string, float> constants;
+    for (const NamedTensor& one : tensors_)
+      for (const Engine::Constant& constant : family_.constants) {
+        const auto match = constant.beside.match(one.name);
+        if (!match || !model_.on_stage(one.tensor, spec_, state_.pp)) continue;
+        constants.emplace(constant.to.put(one.name, *match), constant.value);
+      }
+    for (const auto& [name, value] : constants)
+      if (!parts_.contains(name)) arrays.push_back({name, DType::kF32, Shape{}, {}, value});
+    return ok();
+  }
+
+  const ServedLayout& layout_;
+  const Engine::Family& family_;
+  const Model& model_;
+  const std::span<const NamedTensor> tensors_;
+  const LayoutSpec spec_;
+  const StateCoords state_;
+  std::map<std::string, std::vector<Part>> parts_;  // by array
+};
+
+}  // namespace
+
+std::string ServedLayout::name() const {
+  std::string text = fmt::format("{}-tp{}", engine->name(), tp);
+  if (pp != 1) text += fmt::format("-pp{}", pp);
+  if (dp != 1) text += fmt::format("-dp{}", dp);
+  if (expert_parallel) text += "-ep";
+  return text;
+}
+
+std::optional<ServedLayout> ServedLayout::from_name(std::string_view name) {
+  ServedLayout layout;
+  layout.engine = Engine::find(name.substr(0, name.find('-')));
+  if (layout.engine == nullptr) return std::nullopt;
+  std::string_view rest = name.substr(layout.engine->name().size());
+  const auto tp = take_size(rest, "-tp");
+  if (!tp) return std::nullopt;
+  layout.tp = *tp;
+  if (const auto pp = take_size(rest, "-pp")) layout.pp = *pp;
+  if (const auto dp = take_size(rest, "-dp")) layout.dp = *dp;
+  layout.expert_parallel = rest == "-ep";
+  const uint64_t workers = uint64_t{layout.tp} * layout.pp;
+  // Replicas without a share of the experts are engines of their own.
+  const bool sensible =
+      layout.expert_parallel ? layout.tp * uint64_t{layout.dp} > 1 : layout.dp == 1;
+  if (!sensible || workers > kMaxWorldSize || workers * layout.dp > kMaxWorldSize)
+    return std::nullopt;
+  if (layout.name() != name) return std::nullopt;
+  return layout;
+}
+
+std::string ServedLayout::file_name(uint32_t worker) const {
+  return engine->file_name(worker % tp, worker / tp % pp, pp);
+}
+
+LayoutSpec ServedLayout::spec(uint32_t layers) const {
+  LayoutSpec spec;
+  spec.sizes.tp = tp;
+  spec.sizes.pp = pp;
+  if (expert_parallel) {
+    spec.sizes.ep = tp * dp;
+    if (tp != 1) spec.sizes.etp = 1;
+  }
+  if (pp > 1) spec.stages = engine->stages(layers, pp);
+  return spec;
+}
+
+StateCoords ServedLayout::state(uint32_t worker) const {
+  StateCoords state{.tp = worker % tp, .pp = worker / tp % pp};
+  if (expert_parallel) state.ep = state.tp + tp * (worker / tp / pp);
+  return state;
+}
+
+Result<Model> ServedLayout::padded(const Model& model) const {
+  return model.with_vocabulary([this](uint64_t rows) -> Result<uint64_t> {
+    PTC_TRY(const uint64_t padded, engine->padded_vocabulary(rows, tp));
+    return padded / tp;
+  });
+}
+
+Result<std::vector<ServedArray>> served_arrays(const ServedLayout& layout,
+                                               const Engine::Family& family, const Model& model,
+                                               std::span<const NamedTensor> tensors,
+                                               uint32_t worker) {
+  return Arrays(layout, family, model, tensors, worker).make();
+}
+
+}  // namespace ptc
