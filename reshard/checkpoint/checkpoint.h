@@ -26,12 +26,13 @@
 #include "reshard/exec/gather.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
-#include "reshard/serve/served_layout.h"
 #include "store/base/error.h"
 #include "store/base/mutex.h"
 #include "store/image/image_store.h"
 
 namespace ptc {
+
+struct ServedLayout;  // reshard/serve/served_layout.h
 
 /// The bytes of one file: an image as it is, or gathered out of several when read. Holds the images
 /// it needs, so it reads the same bytes whatever happens to the checkpoint meanwhile. Threads: any.

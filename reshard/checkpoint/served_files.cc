@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "reshard/checkpoint/described_set.h"
+#include "reshard/serve/served_layout.h"
 #include "store/base/json.h"
 
 namespace ptc {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kSayAgain = std::chrono::seconds(1);  // where the agreement does not answer
 constexpr auto kSaidFor = std::chrono::seconds(10);  // what is written meanwhile is not said again
-constexpr auto kLookAgain = std::chrono::seconds(30);  // whether a directory is there still
+constexpr auto kLookAgain = std::chrono::seconds(10);  // whether a directory is there still
 constexpr size_t kMostStaged = 4096;
 
 /// 0: there is no such directory.
@@ -74,6 +74,14 @@ Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) c
   return nodes;
 }
 
+std::string StagedParts::name_of(ino_t directory) const {
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(place_.incoming_dir(), error), end;
+       !error && it != end; it.increment(error))
+    if (directory_at(it->path()) == directory) return it->path().filename().string();
+  return {};
+}
+
 bool StagedParts::say_one(const std::string& incoming) {
   const Time now = std::chrono::steady_clock::now();
   const ino_t directory = directory_at(place_.incoming_dir() + "/" + incoming);
@@ -120,9 +128,11 @@ std::optional<StagedParts::Time> StagedParts::say(const std::stop_token& stop) {
     written.swap(written_);
     committed.swap(committed_);
   }
-  for (const auto& [incoming, said] : said_)
-    if (directory_at(place_.incoming_dir() + "/" + incoming) != said.directory)
-      written.insert(incoming);
+  for (const auto& [incoming, said] : said_) {
+    if (directory_at(place_.incoming_dir() + "/" + incoming) == said.directory) continue;
+    written.insert(incoming);
+    if (const std::string now = name_of(said.directory); !now.empty()) written.insert(now);
+  }
   std::set<std::string> later, forgotten_later;
   for (const std::string& incoming : committed)
     if (stop.stop_requested() || !forget_all_of(incoming)) forgotten_later.insert(incoming);

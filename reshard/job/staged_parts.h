@@ -51,6 +51,7 @@ class StagedParts {
   std::optional<Time> say(const std::stop_token& stop);
   bool say_one(const std::string& incoming);  // false: later
   bool forget_all_of(const std::string& incoming) const;
+  std::string name_of(ino_t directory) const;  // in incoming/; empty: it is not there any more
   std::string key_of(std::string_view incoming) const;
 
   const JobPlace& place_;

@@ -77,9 +77,9 @@ class EngineParser {
     PTC_TRY(const json::value value, parse_json(text));
     if (!value.is_object()) return invalid_argument("an engine is a JSON object");
     const json::object& object = value.get_object();
-    PTC_TRY(check_keys(
-        object, {"format", "engine", "version", "vocabulary_multiple", "remaining_layers", "file",
-                 "file_of_stage", "tied", "joins", "constants", "unused", "families"}));
+    PTC_TRY(check_keys(object, {"format", "engine", "version", "vocabulary_multiple",
+                                "remaining_layers", "file", "file_of_stage", "tied", "joins",
+                                "constants", "unused", "on_all_stages", "families"}));
     if (json_text(object, "format") != kFormat)
       return invalid_argument("'format' must be \"{}\"", kFormat);
     Engine engine;
@@ -107,7 +107,8 @@ class EngineParser {
     for (const json::value& one : families) {
       if (!one.is_object()) return invalid_argument("'families' has objects");
       const json::object& of = one.get_object();
-      PTC_TRY(check_keys(of, {"model_types", "joins", "constants", "unused", "without_head"}));
+      PTC_TRY(check_keys(
+          of, {"model_types", "joins", "constants", "unused", "on_all_stages", "without_head"}));
       Engine::Family family;
       PTC_TRY(family.model_types, words(of, "model_types"));
       PTC_TRY(read_names(of, family));
@@ -116,6 +117,8 @@ class EngineParser {
       family.constants.insert(family.constants.end(), common.constants.begin(),
                               common.constants.end());
       family.unused.insert(family.unused.end(), common.unused.begin(), common.unused.end());
+      family.on_all_stages.insert(family.on_all_stages.end(), common.on_all_stages.begin(),
+                                  common.on_all_stages.end());
       const json::value* without_head = of.if_contains("without_head");
       if (without_head == nullptr || !without_head->is_bool() || !without_head->get_bool()) {
         family.tied_embedding = common.tied_embedding;
@@ -184,6 +187,10 @@ class EngineParser {
     PTC_TRY(const auto unused, words(object, "unused"));
     for (const std::string& text : unused) {
       PTC_TRY(family.unused.emplace_back(), NameTail::parse(text));
+    }
+    PTC_TRY(const auto on_all_stages, words(object, "on_all_stages"));
+    for (const std::string& text : on_all_stages) {
+      PTC_TRY(family.on_all_stages.emplace_back(), NameTail::parse(text));
     }
     return ok();
   }

@@ -52,7 +52,8 @@ class Engine {
     std::vector<std::string> model_types;
     std::vector<Join> joins;  // the first that matches a name holds
     std::vector<Constant> constants;
-    std::vector<NameTail> unused;  // the engine has no place for them
+    std::vector<NameTail> unused;         // the engine has no place for them
+    std::vector<NameTail> on_all_stages;  // of first or last ones, that it keeps on each
     /// Of a model whose head is its embedding: that array has the head's name where the head is.
     /// Neither or both.
     std::optional<NameTail> tied_embedding, tied_head;

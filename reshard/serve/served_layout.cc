@@ -30,6 +30,11 @@ struct Place {
   const Engine::Join* join = nullptr;
 };
 
+bool any_matches(const std::vector<NameTail>& tails, std::string_view name) {
+  return std::any_of(tails.begin(), tails.end(),
+                     [&](const NameTail& tail) { return tail.match(name).has_value(); });
+}
+
 class Arrays {
  public:
   Arrays(const ServedLayout& layout, const Engine::Family& family, const Model& model,
@@ -45,7 +50,13 @@ class Arrays {
     const bool own_head = has_head();
     for (const NamedTensor& one : tensors_) {
       if (!is_used(one.name, own_head)) continue;
-      PTC_TRY(const auto part, model_.slice(one.tensor, spec_, state_));
+      PTC_TRY(auto part, model_.slice(one.tensor, spec_, state_));
+      for (const uint32_t stage : {uint32_t{0}, spec_.sizes.pp - 1}) {
+        if (part || !any_matches(family_.on_all_stages, one.name)) break;
+        StateCoords there = state_;
+        there.pp = stage;
+        PTC_TRY(part, model_.slice(one.tensor, spec_, there));
+      }
       if (!part) continue;
       Place place = place_of(one.name, own_head);
       std::string array = std::move(place.array);
@@ -74,8 +85,7 @@ class Arrays {
 
   bool is_used(std::string_view name, bool own_head) const {
     if (!own_head && family_.tied_head->match(name)) return false;
-    return std::none_of(family_.unused.begin(), family_.unused.end(),
-                        [&](const NameTail& tail) { return tail.match(name).has_value(); });
+    return !any_matches(family_.unused, name);
   }
 
   Place place_of(const std::string& name, bool own_head) const {

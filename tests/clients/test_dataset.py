@@ -101,6 +101,21 @@ class DataSet(mount.TestCase):
         steps = [self.tars(rank) for rank in range(dp)]
         return [key for step in zip(*steps) for path in step for key in keys_of_tar(path)]
 
+    def test_other_samples_once_some_are_consumed(self):
+        self.begin()
+        self.save("consumed", "12")
+        other = self.temporary("other")
+        write_shards(other)
+        with tarfile.open(sorted(glob.glob(other + "/*.tar"))[0], "a") as more:
+            more.addfile(tarfile.TarInfo("one-more.txt"))
+        self.save("source.json", json.dumps({"shards": [other]}))
+        wait_for(lambda: self.status()["state"] == "refused", self.status())
+        told = "".join(self.mount.ptc("status", self.job.name).stdout.split())
+        self.assertIn("dataset" + "refused:" + "".join(self.status()["error"].split()), told)
+        self.save("source.json", json.dumps({"shards": [self.data]}))
+        wait_for(lambda: self.status()["state"] == "ready", self.status())
+        self.assertNotIn("data set", self.mount.ptc("status", self.job.name).stdout)
+
     def test_names(self):
         self.begin()
         self.assertEqual(os.listdir(self.at()), ["head", "order.json", "source.json", "consumed",

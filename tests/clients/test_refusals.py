@@ -207,6 +207,27 @@ class LostSecrets(mount.TestCase):
         self.assertNotIn("secret", json.dumps(status))
 
 
+class NamesOfTensors(mount.TestCase):
+    def test_a_terminal_is_told_no_more_than_text(self):
+        job = self.new_job()
+        llama = models.Llama()
+        llama.tensors.append(models.Tensor("a\n\x1b[31mx/base: good", "F32", (4,), bytes(16)))
+        llama.write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        images = os.path.join(self.mount.store, "images")
+        for name in os.listdir(images):  # each byte of them
+            os.chmod(os.path.join(images, name), 0o600)
+            with open(os.path.join(images, name), "r+b") as file:
+                content = file.read()
+                file.seek(0)
+                file.write(bytes(byte ^ 1 for byte in content))
+        for command in (("verify", job.name + "/base"), ("rules", "check", job.name + "/base")):
+            told = self.mount.ptc(*command, check=False).stdout
+            self.assertIn("x/base: good", told, command)
+            self.assertNotIn("\x1b", told, command)
+            self.assertNotIn("\nx/base", told, command)
+
+
 class AFailedReshard(Saving):
     def test_saving_the_same_text_again_tries_again(self):
         job = self.new_job()

@@ -53,7 +53,7 @@ class Vllm(mount.TestCase):
             port = free.getsockname()[1]
         triples = []
         for name in names:
-            job = self.mount.job(name)
+            job = mount.Job(self.mount, name)
             triples += [name, job.checkpoint("base", "hf"), job.checkpoint("base", "layouts", layout, "serve")]
         ranks = [subprocess.Popen([sys.executable, "-B", HERE + "/vllm_ranks.py", str(rank), str(tp), str(pp), str(port), *triples],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for rank in range(tp * pp)]

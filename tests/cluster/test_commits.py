@@ -286,7 +286,9 @@ class Commits(TestCase):
     def stage_where_each_rank_has_something(self, name):
         """Rank 0 on w0 has the model, rank 1 on w1 something of its own."""
         models.Llama(46).write_ranks(self.job(0).incoming(name), 1, 1)
-        models.write_file(self.job(1).incoming(name) + "/rank/1/rng.bin", f"of {name}")
+        models.write_file(self.job(1).incoming(name + "-tmp") + "/rank/1/rng.bin", f"of {name}")
+        time.sleep(1)  # it has been said of that name
+        os.rename(self.job(1).incoming(name + "-tmp"), self.job(1).incoming(name))
         cluster.until(lambda: f"/{self.name}/{name}/w1" in self.nodes.etcdctl("get", "--prefix", "--keys-only", ""), "w1 has said so")
 
     def test_what_a_node_has_that_is_away_is_not_left_out_in_silence(self):

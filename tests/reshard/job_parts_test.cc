@@ -432,12 +432,13 @@ class PartsTest : public ::testing::Test, public JobListener {
   PartShelf shelf_{[](const std::string&) { return PartShelf::ImageNames(); },
                    [](const std::string&) {}};
   HashQueue hashing_{"job", place_.incoming_dir(), [] { return HashQueue::Expected(); }};
+  StagedParts staged_{place_};
   TakenDirs taken_{
       place_, peers_, hashing_, {[] { return ok(); }, [](const std::string&) {}, [] {}}};
   PartMaker maker_{{place_, peers_, knowledge_, files_, verifier_, shelf_, arrivals_, taken_,
                     activities_, about_}};
-  CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_, taken_,
-                       activities_, doubts_, [] { return ok(); }, [] {}}};
+  CommitsLed commits_{{place_, peers_, knowledge_, files_, decisions_, maker_, hashing_, staged_,
+                       taken_, activities_, doubts_, [] { return ok(); }, [] {}}};
   std::unique_ptr<JobStore> another_;  // last: it tells this listener
 };
 

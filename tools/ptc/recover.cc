@@ -108,7 +108,7 @@ void print_report(const std::vector<SeenStore>& stores, const RecoverReport& rep
   if (report.parted > 0) print_choices(stores, report);
   if (!decided) return;
   say_line("jobs: {}",
-             report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
+           report.jobs.empty() ? "none" : fmt::format("{}", fmt::join(report.jobs, ", ")));
   for (const RecoverReport::Checkpoint& one : report.checkpoints) print_checkpoint(one);
   if (const auto& left_out = report.left_out[report.chosen];
       report.parted == 0 && !left_out.empty()) {

@@ -34,11 +34,11 @@ std::string error_text(const json::object& error) {
 }
 
 /// Where something is wrong with it: what it does otherwise is in its own status.json.
-void print_data_set(const std::string& directory) {
+void print_data_set(const std::string& directory, const std::string& last_error) {
   const auto read = read_json_file(directory + "/dataset/status.json");
   if (read.has_error()) return;  // there is none, or it is another's
   const std::string error = text_field(read.value(), "error");
-  if (!error.empty())
+  if (!error.empty() && last_error.find(error) == std::string::npos)
     print_line("data set", fmt::format("{}: {}", text_field(read.value(), "state"), error));
 }
 
@@ -69,7 +69,7 @@ void print_status(const JobStatus& status, const std::string& mount) {
     print_line("layout error", error_text(object_field(raw, "layout_error")));
   for (const std::string& warning : text_list(array_field(raw, "warnings")))
     print_line("warning", warning);
-  print_data_set(mount + "/" + status.job);
+  print_data_set(mount + "/" + status.job, status.last_error);
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;
