@@ -339,8 +339,15 @@ Result<> CommitAttempt::take_elsewhere() {
 }
 
 Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered) const {
+  const Cluster& cluster = *job_.place.services.cluster;
+  const std::vector<Cluster::Seen> seen = cluster.seen();
+  // Where nobody is away the agreement need not be asked.
+  if (std::all_of(seen.begin(), seen.end(), [&](const Cluster::Seen& one) {
+        return one.node == cluster.self() || answered.contains(one.node);
+      }))
+    return ok();
   PTC_TRY(auto missed, job_.staged.nodes_of(incoming_));
-  missed.erase(job_.place.services.cluster->self());
+  missed.erase(cluster.self());
   for (const std::string& node : answered) missed.erase(node);
   for (const std::string& node : all_.goes_without(incoming_)) missed.erase(node);
   if (missed.empty()) return ok();
