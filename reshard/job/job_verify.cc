@@ -34,6 +34,7 @@ bool is_only_away(const Checkpoint& checkpoint) {
 Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_token stop) const {
   constexpr int kTries = 50;
   constexpr auto kAgain = std::chrono::milliseconds(100);
+  constexpr auto kMended = std::chrono::seconds(10);
   for (int tries = 1;; ++tries) {
     // What others decided a moment ago; a node that is cut off looks at what it knows.
     (void)impl_->hear_others();
@@ -51,8 +52,11 @@ Result<std::string> Job::verify(std::string_view checkpoint_name, std::stop_toke
     if (found.has_error()) return std::move(found).error();
     // Once it is known it is not read for longer than mending takes; and what others knew to be
     // wrong may be right again.
-    if (!found.value().good() || checkpoint.damage() != nullptr)
+    if (!found.value().good() || checkpoint.damage() != nullptr) {
       impl_->mender.note_damage(record.checkpoint->name());
+      // Who hears of it may read it the next moment.
+      impl_->mender.wait_until_tried(record.checkpoint->name(), kMended);
+    }
     if (!found.value().good()) return make_error(Code::kCorrupt, "{}", found.value().message());
     return json::serialize(report_of(checkpoint, found.value()));
   }

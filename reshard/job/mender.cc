@@ -460,6 +460,15 @@ std::stop_token Mender::stop_of_scrub() const {
   return place_.services.pace != nullptr ? place_.services.pace->stopped() : std::stop_token();
 }
 
+void Mender::wait_until_tried(const std::string& name, std::chrono::milliseconds at_most) {
+  MutexLock lock(mutex_);
+  tried_.wait_for(mutex_, at_most, [&]() PTC_REQUIRES(mutex_) {
+    const auto noted = to_mend_.find(name);
+    const bool is_new = noted != to_mend_.end() && noted->second.not_before == Noted().not_before;
+    return !is_new && !trying_.contains(name);
+  });
+}
+
 bool Mender::mend_noted() {
   constexpr auto kAtMost = std::chrono::seconds(300);
   const auto now = std::chrono::steady_clock::now();
@@ -468,12 +477,21 @@ bool Mender::mend_noted() {
     MutexLock lock(mutex_);
     for (auto one = to_mend_.begin(); one != to_mend_.end();) {
       const auto next = std::next(one);
-      if (one->second.not_before <= now) due.insert(to_mend_.extract(one));
+      if (one->second.not_before <= now) {
+        trying_.insert(one->first);
+        due.insert(to_mend_.extract(one));
+      }
       one = next;
     }
   }
+  const auto tried = [this](const std::string& name) {
+    MutexLock lock(mutex_);
+    trying_.erase(name);
+    tried_.notify_all();
+  };
   for (auto& [name, noted] : due) {
     const Result<Findings> done = repair_and_tell(name, stop_of_scrub());
+    tried(name);
     if (done.has_value() || done.error().code() == Code::kNotFound) continue;
     spdlog::warn("job {}: checkpoint {}: what is damaged of it is not mended yet: {}", place_.name,
                  name, done.error().message());

@@ -57,6 +57,9 @@ class Mender {
   Result<> look_over(const std::string& name);
   /// Others have right what is damaged of this checkpoint: it is mended soon.
   void note_damage(const std::string& name);
+  /// Until what was noted of it has been tried, so that what is right nowhere is not read any more;
+  /// at most so long.
+  void wait_until_tried(const std::string& name, std::chrono::milliseconds at_most);
   /// Mends what was noted and is due; false: some of it is to be tried again.
   bool mend_noted();
   /// Answers "mend": which of this node's images are right now.
@@ -117,6 +120,8 @@ class Mender {
     std::chrono::seconds pause{1};
   };
   std::map<std::string, Noted> to_mend_ PTC_GUARDED_BY(mutex_);  // by name
+  std::set<std::string> trying_ PTC_GUARDED_BY(mutex_);          // of these, right now
+  ConditionVariable tried_;
   std::set<std::string> to_refresh_ PTC_GUARDED_BY(mutex_);
   /// By checkpoint id, how many damaged images may have been mended by nodes that did not answer.
   std::map<std::string, size_t> in_doubt_ PTC_GUARDED_BY(mutex_);
