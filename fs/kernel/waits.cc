@@ -207,7 +207,8 @@ std::vector<WaitingRef> Waits::Shard::over(Clock::time_point begun_before, bool 
 }
 
 void Waits::Shard::give_up(const WaitingRequest& request) {
-  if (request.op_ != Op::kRead) return;
+  // A process of another namespace has no number here.
+  if (request.op_ != Op::kRead || request.caller_.pid == 0) return;
   given_up.push_back({request.caller_.pid, request.inode_, Clock::now() + kAskedAgain});
 }
 

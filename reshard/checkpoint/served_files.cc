@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstring>
 
 #include "reshard/checkpoint/described_set.h"
@@ -14,11 +15,26 @@
 namespace ptc {
 namespace {
 
+/// Of the files of all workers together: they are described when the directory is opened.
+constexpr size_t kMostParts = 8'000'000;
+
 std::string bytes_of_float(float value) {
   static_assert(std::endian::native == std::endian::little, "as safetensors has them");
   std::string bytes(sizeof value, '\0');
   std::memcpy(bytes.data(), &value, sizeof value);
   return bytes;
+}
+
+/// The number behind "layers." in a name.
+std::optional<uint32_t> layer_in(std::string_view name) {
+  constexpr std::string_view kLayers = "layers.";
+  const size_t at = name.find(kLayers);
+  if (at == name.npos || (at > 0 && name[at - 1] != '.')) return std::nullopt;
+  const std::string_view rest = name.substr(at + kLayers.size());
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), number);
+  if (error != std::errc() || end == rest.data()) return std::nullopt;
+  return number;
 }
 
 /// A header, and what lies behind it, which may touch it.
@@ -68,7 +84,20 @@ Result<std::shared_ptr<const Checkpoint::Served>> Checkpoint::served(
           "{}'s names for models of type {} are not known; its other loaders "
           "read hf/ (known: {})",
           engine.name(), quoted(*type), fmt::join(engine.model_types(), ", "));
-    const std::vector<uint32_t> tensors = parameters();
+    if (manifest().config.find("\"quantization_config\"") != std::string::npos)
+      return invalid_argument("what {} keeps of a quantised model is not known", engine.name());
+    const uint32_t layers = model().layers();
+    if (layout.pp > std::max(layers, 1u))
+      return invalid_argument("{} stages, and the model has {} layers", layout.pp, layers);
+    std::vector<uint32_t> tensors = parameters();
+    for (const uint32_t t : tensors)
+      if (const TensorInfo& tensor = model().tensors()[t];
+          tensor.by_stage || dtype_bits(tensor.dtype) < 8)
+        return invalid_argument("{} is no weight as {} names them", tensor.name, engine.name());
+    // Of layers behind the model's, for the prediction of further tokens, is a model of its own.
+    std::erase_if(tensors, [&](uint32_t t) {
+      return layer_in(model().tensors()[t].name).value_or(0) >= std::max(layers, 1u);
+    });
     std::vector<std::string> names;
     for (const uint32_t t : tensors) names.push_back(model().tensors()[t].name);
     names = model().rules().without_wrappers(std::move(names));
@@ -113,6 +142,10 @@ Result<FileSetRef> Checkpoint::served_files(const ServedLayout& layout,
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     const auto add_workers = [&]() -> Result<> {
       PTC_TRY(const auto all, served(layout));
+      if (!worker && layout.workers() > kMostParts / std::max<size_t>(all->tensors.size(), 1))
+        return invalid_argument(
+            "{} workers and {} tensors are too much for one directory: rank/<worker>/ has each",
+            layout.workers(), all->tensors.size());
       ReadRights rights = rights_of_all();
       bool first = true;
       for (const NamedTensor& one : all->tensors) {

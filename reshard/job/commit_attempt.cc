@@ -357,7 +357,7 @@ Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered
       "node{} {} {} away, and {} written something into {}: it is committed when {} back, or "
       "without what is there when you say so (echo {} > {}, and the same mv again)",
       one ? "" : "s", fmt::join(missed, ", "), one ? "is" : "are", one ? "has" : "have", label_,
-      one ? "it is" : "they are", fmt::join(missed, " "), without_file_of(label_));
+      one ? "it is" : "they are", fmt::join(missed, " "), "incoming/" + without_file_of(incoming_));
 }
 
 Result<> CommitAttempt::draft() {
@@ -637,7 +637,7 @@ void CommitAttempt::finish() {
   if (share_ != nullptr) share_->committed();
   for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version.inode);
   all_.remove_files_about(incoming_);
-  job_.staged.committed(incoming_);
+  job_.staged.committed(incoming_, record_.meta_revision);
   if (job_.place.listener != nullptr)
     job_.place.listener->checkpoint_changed(job_.place.name, name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <sstream>
+#include <tuple>
 
 #include "reshard/intake/tree_rights.h"
 #include "reshard/job/commit_attempt.h"
@@ -143,6 +144,16 @@ std::vector<std::string> CommitsLed::goes_without(const std::string& incoming) c
   const auto directory =
       open_file(AT_FDCWD, uses_.place.incoming_dir(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (directory.has_error()) return nodes;
+  struct stat staged {
+  }, said{};
+  const auto find = [&](const std::string& name, struct stat& facts) {
+    return ::fstatat(directory.value().get(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0;
+  };
+  // One that is older than what is there now was said of something else.
+  if (!find(without_file_of(incoming), said)) return nodes;
+  if (find(incoming, staged) && std::tie(said.st_mtim.tv_sec, said.st_mtim.tv_nsec) <
+                                    std::tie(staged.st_mtim.tv_sec, staged.st_mtim.tv_nsec))
+    return nodes;
   const auto text = read_text_file(directory.value().get(), without_file_of(incoming), kMostBytes,
                                    FileKind::kOwn);
   if (text.has_error()) return nodes;

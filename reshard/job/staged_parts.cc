@@ -6,8 +6,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "store/base/utf8.h"
-
 namespace ptc {
 namespace {
 
@@ -57,10 +55,10 @@ void StagedParts::closed(const std::string& path) {
   loop_.wake();
 }
 
-void StagedParts::committed(const std::string& incoming) {
+void StagedParts::committed(const std::string& incoming, int64_t revision) {
   if (!place_.services.cluster->shares_bytes()) return;
   MutexLock lock(mutex_);
-  committed_.insert(incoming);
+  committed_.insert_or_assign(incoming, revision);
   loop_.wake();
 }
 
@@ -105,24 +103,28 @@ bool StagedParts::say_one(const std::string& incoming) {
   return true;
 }
 
-bool StagedParts::forget_all_of(const std::string& incoming) const {
-  const auto nodes = nodes_of(incoming);
-  if (nodes.has_error()) return false;
-  const std::string prefix = prefix_of(place_.name) + incoming + "/";
+bool StagedParts::forget_all_of(const std::string& incoming, int64_t revision) const {
+  constexpr size_t kAtOnce = 40;
+  const auto entries = place_.services.meta->list(prefix_of(place_.name) + incoming + "/");
+  if (entries.has_error()) return false;
   MetaTransaction transaction;
   const auto carry_out = [&] {
-    const bool nothing = transaction.deletes.empty();
-    return nothing || place_.commit(std::exchange(transaction, {})).has_value();
+    if (transaction.deletes.empty()) return true;
+    const Result<int64_t> done = place_.commit(std::exchange(transaction, {}));
+    return done.has_value() || done.error().code() == Code::kNotFound;  // the job is gone
   };
-  for (const std::string& node : nodes.value()) {
-    transaction.deletes.push_back(prefix + node);
-    if (transaction.deletes.size() + 2 >= kMaxTransactionKeys && !carry_out()) return false;
+  for (const MetaEntry& entry : entries.value()) {
+    if (entry.revision > revision) continue;  // of what comes next under this name
+    transaction.compares.push_back({entry.key, entry.revision});
+    transaction.deletes.push_back(entry.key);
+    if (transaction.deletes.size() == kAtOnce && !carry_out()) return false;
   }
   return carry_out();
 }
 
 std::optional<StagedParts::Time> StagedParts::say(const std::stop_token& stop) {
-  std::set<std::string> written, committed;
+  std::set<std::string> written;
+  std::map<std::string, int64_t> committed;
   {
     MutexLock lock(mutex_);
     written.swap(written_);
@@ -133,11 +135,15 @@ std::optional<StagedParts::Time> StagedParts::say(const std::stop_token& stop) {
     written.insert(incoming);
     if (const std::string now = name_of(said.directory); !now.empty()) written.insert(now);
   }
-  std::set<std::string> later, forgotten_later;
-  for (const std::string& incoming : committed)
-    if (stop.stop_requested() || !forget_all_of(incoming)) forgotten_later.insert(incoming);
+  std::set<std::string> later;
+  std::map<std::string, int64_t> forgotten_later;
+  bool answers = true;  // else the rest is not tried now
+  const auto give_up = [&] { return !answers || stop.stop_requested(); };
+  for (const auto& [incoming, revision] : committed)
+    if (give_up() || !(answers = forget_all_of(incoming, revision)))
+      forgotten_later.emplace(incoming, revision);
   for (const std::string& incoming : written)
-    if (stop.stop_requested() || !say_one(incoming)) later.insert(incoming);
+    if (give_up() || !(answers = say_one(incoming))) later.insert(incoming);
   const bool again = !later.empty() || !forgotten_later.empty();
   {
     MutexLock lock(mutex_);

@@ -36,8 +36,8 @@ class StagedParts {
   void closed(const std::string& path);
   /// Those that have said it of incoming/<incoming>, this one too.
   Result<std::set<std::string>> nodes_of(std::string_view incoming) const;
-  /// It was committed: what all have said goes.
-  void committed(const std::string& incoming);
+  /// It was committed, at this revision: what all had said by then goes.
+  void committed(const std::string& incoming, int64_t revision);
 
   /// The keys of a job of this name, for who removes it.
   static std::string prefix_of(std::string_view job);
@@ -49,17 +49,17 @@ class StagedParts {
     Time when;
   };
   std::optional<Time> say(const std::stop_token& stop);
-  bool say_one(const std::string& incoming);  // false: later
-  bool forget_all_of(const std::string& incoming) const;
+  bool say_one(const std::string& incoming);                                // false: later
+  bool forget_all_of(const std::string& incoming, int64_t revision) const;  // false: later
   std::string name_of(ino_t directory) const;  // in incoming/; empty: it is not there any more
   std::string key_of(std::string_view incoming) const;
 
   const JobPlace& place_;
   std::map<std::string, Said> said_;  // by name in incoming/; of the loop alone
   Mutex mutex_;
-  std::set<std::string> written_ PTC_GUARDED_BY(mutex_);    // since the last step
-  std::set<std::string> committed_ PTC_GUARDED_BY(mutex_);  // the same
-  Loop loop_;                                               // last: its steps use the rest
+  std::set<std::string> written_ PTC_GUARDED_BY(mutex_);             // since the last step
+  std::map<std::string, int64_t> committed_ PTC_GUARDED_BY(mutex_);  // the same
+  Loop loop_;                                                        // last: its steps use the rest
 };
 
 }  // namespace ptc

@@ -751,8 +751,6 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
     const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
     std::vector<std::string> keys{itself, in_force, sequence, JobPlace::looked_key_of(name)};
     int64_t last_commit = 0;
-    PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
-    for (const MetaEntry& entry : staged) keys.push_back(entry.key);
     for (MetaEntry& entry : entries) {
       if (!force && entry.key.starts_with(fmt::format("jobs/{}/dataset/", name)))
         return make_error(Code::kBusy, "job {} holds a data set, which rm -r {}/dataset forgets",
@@ -763,6 +761,8 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
+    PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
+    for (const MetaEntry& entry : staged) keys.push_back(entry.key);
     std::vector<MetaTransaction::Compare> compares{{itself, there->revision},
                                                    {sequence, last_commit}};
     if (!force)  // nor is there a data set by then, of which each first decision puts one of these

@@ -80,6 +80,10 @@ class Arrays {
   };
 
   bool is_tied() const { return model_.facts().tied.value_or(false); }
+  /// Of a worker that has so many.
+  uint64_t first_expert(size_t experts) const {
+    return spec_.sizes.ep > 1 ? uint64_t{state_.ep} * experts : 0;
+  }
   /// Else it is the embedding, whatever the checkpoint has.
   bool has_head() const { return !is_tied() || !family_.tied_head; }
 
@@ -117,6 +121,13 @@ class Arrays {
       if (parts[i].place.number != i % each)
         return invalid_argument("{} of {} is made of {}, and a tensor beside it is not there", name,
                                 layout_.engine->name(), *parts[i].name);
+    }
+    const size_t experts = parts.size() / each;
+    for (size_t i = 0; i < parts.size() && stacked; ++i) {
+      const uint64_t expected = first_expert(experts) + i / each;
+      if (parts[i].place.expert != expected)
+        return invalid_argument("{} of {} has a place for expert {}, and {} comes there", name,
+                                layout_.engine->name(), expected, *parts[i].name);
     }
     if (parts.size() % each != 0)
       return invalid_argument("{} of {} is made of {}, and a tensor beside it is not there", name,

@@ -143,7 +143,7 @@ class Serving(mount.TestCase):
             rng = random.Random(seed)
             model = Model(rng, rng.choice((0, 0, 4, 8)))
             job = self.job_of(f"random-{case}", model)
-            for tp, pp in {(1, 1), (2, 1), (4, 1), (2, rng.randrange(1, 5))}:
+            for tp, pp in {(1, 1), (2, 1), (4, 1), (2, rng.randrange(1, min(4, model.layers) + 1))}:
                 name = f"vllm-tp{tp}" + (f"-pp{pp}" if pp > 1 else "")
                 with self.subTest(PTC_TEST_SEED=SEED, case=seed, name=name, **model.config()):
                     top = job.checkpoint("base", "layouts", name)
@@ -183,7 +183,12 @@ class Serving(mount.TestCase):
         self.assertEqual(os.listdir(top), ["LEFT_OUT.txt"])
         self.assertIn("tp = 5 does not divide", mount.read_text(top + "/LEFT_OUT.txt"))
 
-        for name, config, reason in (("untyped", {}, "no config.json"), ("odd", {"model_type": "frobnicator"}, "'frobnicator' are not known")):
+        top = job.checkpoint("base", "layouts", "vllm-tp1-pp1048576", "serve")  # at once
+        self.assertIn(f"1048576 stages, and the model has {model.layers} layers", mount.read_text(top + "/LEFT_OUT.txt"))
+
+        quantised = {**model.config(), "quantization_config": {"quant_method": "fp8"}}
+        for name, config, reason in (("untyped", {}, "no config.json"), ("odd", {"model_type": "frobnicator"}, "'frobnicator' are not known"),
+                                     ("quantised", quantised, "a quantised model is not known")):
             job = self.mount.job(name)
             model.write(job.incoming("base") + "/rank/0")
             models.write_file(job.incoming("base") + "/rank/0/config.json", json.dumps(config))
@@ -198,6 +203,23 @@ class Serving(mount.TestCase):
         job = self.job_of("missing", model)
         text = mount.read_text(job.checkpoint("base", "layouts", "vllm-tp1", "serve", "LEFT_OUT.txt"))
         self.assertIn("model.layers.0.mlp.gate_up_proj.weight of vllm is made of model.layers.0.mlp.gate_proj.weight", text)
+
+    def test_an_expert_that_is_missing_is_named(self):
+        model = Model(random.Random(4), 4)
+        for name in "123":
+            del model.arrays[f"model.layers.0.block_sparse_moe.experts.1.w{name}.weight"]
+        job = self.job_of("missing-expert", model)
+        text = mount.read_text(job.checkpoint("base", "layouts", "vllm-tp1", "serve", "LEFT_OUT.txt"))
+        self.assertIn("has a place for expert 1, and model.layers.0.block_sparse_moe.experts.2.w", text)
+
+    def test_layers_behind_the_model_s_are_no_part_of_it(self):
+        model = Model(random.Random(5), 0)
+        expected = model.worker(1, 1, 0, 0)
+        for name in [name for name in model.arrays if name.startswith("model.layers.0.")]:
+            model.arrays[name.replace("layers.0.", f"layers.{model.layers}.")] = model.arrays[name]
+        model.arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = model.arrays["model.norm.weight"]
+        job = self.job_of("behind", model)
+        self.check_file(job.checkpoint("base", "layouts", "vllm-tp1", "serve", "model-rank-0-part-0.safetensors"), expected)
 
     def test_it_follows_the_rights_of_what_it_is_made_of(self):
         model = Model(random.Random(3), 0)
