@@ -339,6 +339,7 @@ Result<> CommitAttempt::take_elsewhere() {
 }
 
 Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered) const {
+  if (!job_.staged.says()) return ok();
   const Cluster& cluster = *job_.place.services.cluster;
   const std::vector<Cluster::Seen> seen = cluster.seen();
   // Where nobody is away the agreement need not be asked.

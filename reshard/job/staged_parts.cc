@@ -32,7 +32,7 @@ std::string StagedParts::key_of(std::string_view incoming) const {
 }
 
 void StagedParts::start(StepPool& pool) {
-  if (!place_.services.cluster->shares_bytes()) return;
+  if (!says()) return;
   {
     MutexLock lock(mutex_);
     std::error_code error;
@@ -48,7 +48,7 @@ void StagedParts::stop() { loop_.stop(); }
 
 void StagedParts::closed(const std::string& path) {
   const size_t slash = path.find('/');
-  if (slash == std::string::npos || !place_.services.cluster->shares_bytes()) return;
+  if (slash == std::string::npos || !says()) return;
   MutexLock lock(mutex_);
   if (written_.size() >= kMostStaged) return;
   written_.insert(path.substr(0, slash));
@@ -56,7 +56,7 @@ void StagedParts::closed(const std::string& path) {
 }
 
 void StagedParts::committed(const std::string& incoming, int64_t revision) {
-  if (!place_.services.cluster->shares_bytes()) return;
+  if (!says()) return;
   MutexLock lock(mutex_);
   committed_.insert_or_assign(incoming, revision);
   loop_.wake();
@@ -64,7 +64,7 @@ void StagedParts::committed(const std::string& incoming, int64_t revision) {
 
 Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) const {
   std::set<std::string> nodes;
-  if (!place_.services.cluster->shares_bytes()) return nodes;
+  if (!says()) return nodes;
   const std::string prefix = prefix_of(place_.name) + std::string(incoming) + "/";
   PTC_TRY(const auto entries, place_.services.meta->list(prefix));
   for (const MetaEntry& entry : entries)

@@ -8,6 +8,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -27,6 +28,10 @@ namespace ptc {
 /// Of a node without others nothing is said. Threads: any.
 class StagedParts {
  public:
+  /// Off: nothing is said, and nobody is missed. For the simulator, whose schedules are written
+  /// down as seeds.
+  static inline std::atomic<bool> enabled = true;
+
   explicit StagedParts(const JobPlace& place) : place_(place) {}
 
   /// Once; what lies in incoming/ by then counts as closed.
@@ -41,6 +46,9 @@ class StagedParts {
 
   /// The keys of a job of this name, for who removes it.
   static std::string prefix_of(std::string_view job);
+
+  /// Whether anything is said at all.
+  bool says() const { return enabled && place_.services.cluster->shares_bytes(); }
 
  private:
   using Time = StepPool::Time;

@@ -761,8 +761,10 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
-    for (const MetaEntry& entry : staged) keys.push_back(entry.key);
+    if (StagedParts::enabled) {
+      PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
+      for (const MetaEntry& entry : staged) keys.push_back(entry.key);
+    }
     std::vector<MetaTransaction::Compare> compares{{itself, there->revision},
                                                    {sequence, last_commit}};
     if (!force)  // nor is there a data set by then, of which each first decision puts one of these
