@@ -27,6 +27,14 @@ std::string StagedParts::prefix_of(std::string_view job) {
   return "staged/" + std::string(job) + "/";
 }
 
+Result<> StagedParts::add_keys(MetaClient& meta, std::string_view job,
+                               std::vector<std::string>& keys) {
+  if (!enabled) return ok();
+  PTC_TRY(const auto entries, meta.list(prefix_of(job)));
+  for (const MetaEntry& entry : entries) keys.push_back(entry.key);
+  return ok();
+}
+
 std::string StagedParts::key_of(std::string_view incoming) const {
   return prefix_of(place_.name) + std::string(incoming) + "/" + place_.services.cluster->self();
 }

@@ -45,7 +45,7 @@ class StagedParts {
   void committed(const std::string& incoming, int64_t revision);
 
   /// The keys of a job of this name, for who removes it.
-  static std::string prefix_of(std::string_view job);
+  static Result<> add_keys(MetaClient& meta, std::string_view job, std::vector<std::string>& keys);
 
   /// Whether anything is said at all.
   bool says() const { return enabled && place_.services.cluster->shares_bytes(); }
@@ -60,6 +60,7 @@ class StagedParts {
   bool say_one(const std::string& incoming);                                // false: later
   bool forget_all_of(const std::string& incoming, int64_t revision) const;  // false: later
   std::string name_of(ino_t directory) const;  // in incoming/; empty: it is not there any more
+  static std::string prefix_of(std::string_view job);
   std::string key_of(std::string_view incoming) const;
 
   const JobPlace& place_;

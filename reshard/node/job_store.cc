@@ -746,8 +746,6 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
     if (!there || job_id_of(there->value) != job->id())  // it, or another of its name
       return make_error(Code::kNotFound, "job {} was removed on another node", name);
     PTC_TRY(auto entries, meta->list(itself + "/"));
-    // Without the first there is no job; the next two each commit compares, and it puts the last of
-    // them.
     const std::string in_force = itself + "/in_force", sequence = itself + "/sequence";
     std::vector<std::string> keys{itself, in_force, sequence, JobPlace::looked_key_of(name)};
     int64_t last_commit = 0;
@@ -761,10 +759,7 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
       if (entry.key == sequence) last_commit = entry.revision;
       if (entry.key != in_force && entry.key != sequence) keys.push_back(std::move(entry.key));
     }
-    if (StagedParts::enabled) {
-      PTC_TRY(const auto staged, meta->list(StagedParts::prefix_of(name)));
-      for (const MetaEntry& entry : staged) keys.push_back(entry.key);
-    }
+    PTC_TRY(StagedParts::add_keys(*meta, name, keys));
     std::vector<MetaTransaction::Compare> compares{{itself, there->revision},
                                                    {sequence, last_commit}};
     if (!force)  // nor is there a data set by then, of which each first decision puts one of these
@@ -777,10 +772,10 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
   };
   constexpr int kTries = 5;  // a commit may come in between, on another node
   Result<> forgotten = forget();
-  for (int tries = 1;
-       tries < kTries && forgotten.has_error() && forgotten.error().code() == Code::kConflict;
-       ++tries)
-    forgotten = forget();
+  const auto again = [&] {
+    return forgotten.has_error() && forgotten.error().code() == Code::kConflict;
+  };
+  for (int tries = 1; tries < kTries && again(); ++tries) forgotten = forget();
   if (forgotten.has_error()) {
     job->reopen();
     return forgotten.error();
