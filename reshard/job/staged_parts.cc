@@ -29,7 +29,6 @@ std::string StagedParts::prefix_of(std::string_view job) {
 
 Result<> StagedParts::add_keys(MetaClient& meta, std::string_view job,
                                std::vector<std::string>& keys) {
-  if (!enabled) return ok();
   PTC_TRY(const auto entries, meta.list(prefix_of(job)));
   for (const MetaEntry& entry : entries) keys.push_back(entry.key);
   return ok();

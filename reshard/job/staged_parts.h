@@ -8,7 +8,6 @@
 
 #include <sys/types.h>
 
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -28,10 +27,6 @@ namespace ptc {
 /// Of a node without others nothing is said. Threads: any.
 class StagedParts {
  public:
-  /// Off: nothing is said, and nobody is missed. For the simulator, whose schedules are written
-  /// down as seeds.
-  static inline std::atomic<bool> enabled = true;
-
   explicit StagedParts(const JobPlace& place) : place_(place) {}
 
   /// Once; what lies in incoming/ by then counts as closed.
@@ -48,7 +43,7 @@ class StagedParts {
   static Result<> add_keys(MetaClient& meta, std::string_view job, std::vector<std::string>& keys);
 
   /// Whether anything is said at all.
-  bool says() const { return enabled && place_.services.cluster->shares_bytes(); }
+  bool says() const { return place_.services.cluster->shares_bytes(); }
 
  private:
   using Time = StepPool::Time;

@@ -27,15 +27,14 @@ class Superfluous {
   std::vector<uint32_t> find() {
     keep_other_files();
     // What is no file as it is wanted (one of a set, written by ranks) is kept for what is in it.
-    std::vector<const StateFile*> not_exact, all;
-    for (const StateFile& file : placed_) {
+    std::vector<const StateFile*> not_exact;
+    for (const StateFile& file : placed_)
       if (!keep_exact(file)) not_exact.push_back(&file);
-      all.push_back(&file);
-    }
     keep_parts(not_exact, /*of_its_state=*/true);
     if (going().empty()) return {};
     if (all_is_there()) return going();
-    keep_parts(all, /*of_its_state=*/false);
+    // Another state's file stands for one, as where all tensor-parallel ranks have the same.
+    keep_parts(not_exact, /*of_its_state=*/false);
     return all_is_there() ? going() : std::vector<uint32_t>();
   }
 

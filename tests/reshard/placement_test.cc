@@ -373,6 +373,52 @@ TEST_F(PlacementTest, CutsAreTheSameWhateverIsWithinReach) {
   EXPECT_EQ(seen->cuts.of(tensor), unseen->cuts.of(tensor));
 }
 
+/// Of what is wanted and has no image of its own, the image that it is part of stays, and no other
+/// that has a tensor in common with files that are there as they are wanted.
+TEST_F(PlacementTest, OnlyWhatHasNoImageIsKeptAsPartOfAnother) {
+  make_random_checkpoint();
+  auto rows = [](std::vector<uint64_t> numbers) {
+    ImageLayout layout;
+    layout.bytes = 8 * numbers.size();
+    std::vector<ArraySlot> slots;
+    for (const uint64_t i : numbers) {
+      const Box box{{i, 0}, {1, 4}};
+      slots.push_back({0, 8 * slots.size(), {box.extent, {{box, Dims(2)}}}});
+    }
+    layout.arrays = SharedVector<ArraySlot>(std::move(slots));
+    return layout;
+  };
+  StoredState stored;
+  stored.nodes = {"w0", "w1"};
+  std::vector<ImageLayout> layouts;
+  auto store = [&](uint32_t state, uint32_t node, std::vector<uint64_t> numbers) {
+    const std::string name = stored.nodes[node];
+    const auto image = std::make_shared<const Image>(ImageId{"i"}, MemoryPlace{name}, 8);
+    stored.images.push_back({"i", image, state, "f", -1, name});
+    layouts.push_back(rows(std::move(numbers)));
+    layouts.back().node = node;
+  };
+  store(0, 0, {0, 9});
+  store(0, 1, {0, 9});  // row 9 is in what is wanted here, which is there by itself
+  store(1, 1, {1, 9});
+  store(3, 0, {3, 5});
+  store(3, 1, {3, 5});  // row 5 is there nowhere else
+  std::vector<StateFile> placed;
+  auto want = [&](uint32_t state, uint32_t node, std::vector<uint64_t> numbers) {
+    placed.push_back({"f", rows(std::move(numbers)), state});
+    placed.back().layout.node = node;
+  };
+  want(0, 0, {0, 9});
+  want(1, 1, {1, 9});
+  want(2, 1, {5});
+  want(3, 0, {3, 5});
+  std::vector<uint8_t> bits(checkpoint_->manifest().element_bits().size(), 16);
+  stored.held = std::make_shared<const StoredLayouts>(std::move(layouts), bits, "parts");
+  WantedState wanted;
+  wanted.alive = {"w0", "w1"};
+  EXPECT_EQ(superfluous_images(*checkpoint_, stored, wanted, placed), std::vector<uint32_t>{1});
+}
+
 /// Each of very many files is there in another form, as part of another state: what is looked for
 /// among all images costs no more than to look at each once.
 TEST_F(PlacementTest, WhatIsSuperfluousIsFoundWithOneLookAtEachImage) {

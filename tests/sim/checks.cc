@@ -204,24 +204,27 @@ static size_t nodes_with_all_of(const StoredState& stored, const StoredImage& im
   return nodes;
 }
 
-/// Whether the image is needed where it lies for what it has in common with another file, of which
-/// that node has no image.
-static bool stands_for_another(const StoredState& stored, const StoredImage& image) {
-  const auto is_same = [](const StoredImage& a, const StoredImage& b) {
-    return a.state == b.state && a.path == b.path;
-  };
-  const auto overlap = [&](const StoredImage& a, const StoredImage& b) {
-    for (const ArraySlot& one : stored.layouts()[&a - stored.images.data()].arrays)
-      for (const ArraySlot& other : stored.layouts()[&b - stored.images.data()].arrays)
+/// Whether the image may be needed where it lies for what it has in common with another file, of
+/// which that node has no image, or nobody has one (all that is in it is in others).
+static bool stands_for_another(const Checkpoint& checkpoint, const StoredState& stored,
+                               const StoredImage& image) {
+  const SharedVector<ArraySlot>& arrays = stored.layouts()[&image - stored.images.data()].arrays;
+  auto overlaps = [&](const SharedVector<ArraySlot>& others) {
+    for (const ArraySlot& one : arrays)
+      for (const ArraySlot& other : others)
         for (const Piece& piece : one.part->pieces)
           for (const Piece& another : other.part->pieces)
             if (one.tensor == other.tensor && piece.global == another.global) return true;
     return false;
   };
-  return std::any_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& other) {
-    return !is_same(image, other) && overlap(image, other) &&
+  const auto targets = checkpoint.target_images(stored.spec);
+  if (targets.has_error()) return false;
+  return std::any_of(targets.value()->begin(), targets.value()->end(), [&](const StateFile& file) {
+    if (file.owner == image.state && file.path == image.path) return false;
+    return overlaps(file.layout.arrays) &&
            std::none_of(stored.images.begin(), stored.images.end(), [&](const StoredImage& there) {
-             return there.node == image.node && is_same(there, other);
+             return there.node == image.node && there.state == file.owner &&
+                    there.path == file.path;
            });
   });
 }
@@ -266,7 +269,8 @@ std::optional<std::string> World::wrong_copies(const Checkpoint& checkpoint, con
     const size_t wanted_here = most;
     most += static_cast<size_t>(
         std::count_if(images.begin(), images.end(), [&](const StoredImage* image) {
-          return on.size() > wanted_here && has_tensors && stands_for_another(*stored, *image);
+          return on.size() > wanted_here && has_tensors &&
+                 stands_for_another(checkpoint, *stored, *image);
         }));
     if (on.size() == images.size() && whole_on >= wanted && on.size() <= most) continue;
     std::string where;

@@ -1,6 +1,5 @@
 #include "tests/sim/sim_cluster.h"
 
-#include "reshard/job/staged_parts.h"
 #include "reshard/node/peer_service.h"
 #include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
@@ -199,7 +198,6 @@ SimCluster::SimCluster(unsigned nodes, uint64_t seed, std::filesystem::path dire
       agreement_(network_),
       nodes_(nodes),
       results_(std::make_shared<SharedResults>(kKeptResults)) {
-  StagedParts::enabled = false;
   on_file_call([this](int group, FileCall call) {
     return group > 0 ? before_file_call(static_cast<unsigned>(group) - 1, call) : 0;
   });
