@@ -83,18 +83,18 @@ Result<> read_header(int dir_fd, Found& file) {
 Result<> read_if_torch(int dir_fd, Found& file) {
   Result<> read = read_header(dir_fd, file);
   if (read.has_value() || read.error().code() != Code::kInvalidArgument) return read;
-  const std::string why = read.error().message();
+  file.problem = read.error().message();
   file.header.clear();
   file.header_bytes = 0;
   file.tensors.clear();
-  // What is called .bin or .ckpt may be anything, unless it begins as torch's files do.
-  if (!file.path.ends_with(".pt") && !file.path.ends_with(".pth")) {
-    PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-    const std::string_view kind = other_kind(fd.get(), file);
-    if (!kind.starts_with("it is a zip archive") && !kind.starts_with("it is a pickle"))
-      return ok();
-  }
-  file.problem = why;
+  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+  const std::string_view kind = other_kind(fd.get(), file);
+  if (kind.starts_with("it is a zip archive") || kind.starts_with("it is a pickle")) return ok();
+  // What came in place of the file, as of one shard of several, is not passed over.
+  if (kind.starts_with("it is a git-lfs pointer") || kind.starts_with("it is an HTML page"))
+    file.problem = kind;
+  // Else what is called .bin or .ckpt may be anything, unless it begins as torch's files do.
+  else if (!file.path.ends_with(".pt") && !file.path.ends_with(".pth")) file.problem.clear();
   return ok();
 }
 

@@ -118,6 +118,14 @@ def torch_file_alone(at):
     models.write_file(at + "/rank/0/pytorch_model.bin", b"PK\x03\x04" + bytes(64))
 
 
+def instead_of_torch_files(name, content):
+    def spoil(at):
+        os.unlink(at + "/rank/0/model.safetensors")
+        models.write_file(at + "/rank/0/" + name, content)
+    return spoil
+
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 WEIGHT = "h.0.mlp.c_fc.weight"
 WHOLE = next(t for t in MODEL.tensors if t.name == WEIGHT)
 
@@ -198,10 +206,14 @@ REFUSED = {
     "no name": (hf, with_header({"": {"dtype": "U8", "shape": [16], "data_offsets": [0, 16]}}),
                 "empty name"),
     "a git-lfs pointer": (
-        hf, with_file("rank/0/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+        hf, with_file("rank/0/model.safetensors", LFS_POINTER),
         "rank/0/model.safetensors: it is a git-lfs pointer", "git lfs pull"),
     "a web page": (hf, with_file("rank/0/model.safetensors", "\n<!DOCTYPE html><html>Not found</html>"),
                    "rank/0/model.safetensors: it is an HTML page"),
+    "a git-lfs pointer as torch's": (
+        hf, instead_of_torch_files("pytorch_model-00002-of-00002.bin", LFS_POINTER),
+        "rank/0/pytorch_model-00002-of-00002.bin: it is a git-lfs pointer", "git lfs pull"),
+    "a web page as torch's": (hf, instead_of_torch_files("model.pt", "<html>Not found</html>"), "rank/0/model.pt: it is an HTML page"),
     "a file of torch.save by another name": (
         hf, with_file("rank/0/model.safetensors", b"PK\x03\x04" + bytes(64)), "it is a zip archive, as torch.save writes it"),
     "a file of torch.save that was cut short": (hf, torch_file_alone, "rank/0/pytorch_model.bin: no end of a zip directory is found",
