@@ -65,6 +65,8 @@ int run(int argc, char** argv) {
   add_rm(app, context);
   add_drain(app, context);
   add_recover(app, context);
+  add_profile(app, context);
+  add_spase(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
   if (answer_completion(app, argc, argv, values_in_mount)) return kDone;
 

@@ -55,5 +55,7 @@ void add_drain(CLI::App& app, Context& context);
 void add_recover(CLI::App& app, Context& context);
 void add_rules(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);
+void add_profile(CLI::App& app, Context& context);
+void add_spase(CLI::App& app, Context& context);
 
 }  // namespace ptc::cli

@@ -1,0 +1,67 @@
+#include "tools/planner/profile/jobs_file.h"
+
+#include <gmock/gmock.h>
+
+namespace ptc::planner {
+namespace {
+
+std::string jobs_complaint(std::string_view text) {
+  const auto file = parse_jobs_file(text, "jobs.json");
+  return file.has_error() ? file.error().message() : "taken";
+}
+
+TEST(JobsFile, ReadsAllOfIt) {
+  const auto file = parse_jobs_file(
+      "\xef\xbb\xbf"
+      R"({"cluster": {"nodes": [2, 8]}, "profiles": ["a.csv", "b.csv"], "jobs": [
+        {"name": "a", "model": "gpt2", "samples": 1e6, "batch": 256},
+        {"name": "b", "model": "bert", "samples": 5, "batch": [64, 1024], "technique": "ddp"},
+        {"name": "c", "model": "bert", "samples": 0.5}]})",
+      "jobs.json");
+  ASSERT_TRUE(file.has_value()) << file.error().message();
+  EXPECT_EQ(file.value().nodes[1].name, "w1");
+  EXPECT_EQ(file.value().nodes[1].gpus, 8u);
+  EXPECT_EQ(file.value().profiles.size(), 2u);
+  EXPECT_EQ(file.value().jobs[0].samples, 1e6);
+  EXPECT_EQ(file.value().jobs[0].most_batch, 256u);
+  EXPECT_EQ(file.value().jobs[1].least_batch, 64u);
+  EXPECT_EQ(file.value().jobs[1].technique, "ddp");
+  EXPECT_EQ(file.value().jobs[2].most_batch, UINT64_MAX);
+}
+
+TEST(JobsFile, SaysWhereWhatIsWrong) {
+  const auto with = [](std::string_view job) {
+    return jobs_complaint(fmt::format(
+        R"({{"cluster": {{"nodes": {{"w0": 8}}}}, "profiles": "p.csv", "jobs": [{}]}})", job));
+  };
+  const std::string at = "jobs.json: line 1, column 65: ";
+  EXPECT_EQ(jobs_complaint("[]"),
+            "jobs.json: it must be an object {\"cluster\": …, \"profiles\": …, \"jobs\": …}");
+  EXPECT_EQ(jobs_complaint("{\"job\": 1}"),
+            "jobs.json: line 1, column 2: unknown key 'job' (did you mean 'jobs'?)");
+  EXPECT_EQ(jobs_complaint("{}"),
+            "jobs.json: line 1, column 1: 'cluster' is missing: {\"nodes\": {\"w0\": 8}}");
+  EXPECT_EQ(jobs_complaint(R"({"cluster": {"nodes": {"w0": 0}}})"),
+            "jobs.json: line 1, column 30: a node has 1 to 1024 GPUs");
+  EXPECT_EQ(
+      jobs_complaint(R"({"cluster": {"nodes": []}})"),
+      "jobs.json: line 1, column 23: 'nodes' names 1 to 100000 nodes: {\"w0\": 8, …} or [8, …]");
+  EXPECT_EQ(with(R"({"name": "a"})"), at + "'model' is missing: a model of the profiles");
+  EXPECT_EQ(with(R"({"name": "a", "model": "m"})"),
+            at + "'samples' is missing: how many are still to be read");
+  EXPECT_EQ(with(R"({"nam": "a"})"),
+            "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?)");
+  EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),
+              testing::HasSubstr("a number above 0"));
+  EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1, "batch": [4, 2]})"),
+              testing::HasSubstr("[least, most]"));
+  EXPECT_THAT(
+      with(
+          R"({"name": "a", "model": "m", "samples": 1}, {"name": "a", "model": "m", "samples": 1})"),
+      testing::HasSubstr("a second job 'a'"));
+  EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1,})"),
+              testing::HasSubstr("line 1, column"));
+}
+
+}  // namespace
+}  // namespace ptc::planner

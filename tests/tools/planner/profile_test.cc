@@ -1,0 +1,108 @@
+#include "tools/planner/profile/profile.h"
+
+#include <gmock/gmock.h>
+
+#include "tools/planner/profile/published.h"
+
+namespace ptc::planner {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+std::string profile_complaint(std::string_view text) {
+  const auto rows = parse_profiles(text, "p.csv");
+  return rows.has_error() ? rows.error().message() : "taken";
+}
+
+TEST(Profile, ReadsAndWritesAllOfARow) {
+  const std::string text =
+      "model,technique,batch,tp,pp,dp,max_gpus_per_node,device,iteration_s,peak_bytes,origin\n"
+      "gpt2,\"fsdp, offloaded\",256,2,1,4,4,A800,0.1,1000,measured\n"
+      "gpt2,ddp,256,1,1,1,,A800,oom,,measured\n";
+  const auto rows = parse_profiles(text, "p.csv");
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  EXPECT_EQ(rows.value()[0].gpus, 8u);
+  EXPECT_EQ(rows.value()[0].way(), "fsdp, offloaded tp2-pp1-dp4");
+  EXPECT_EQ(rows.value()[1].iteration_s, std::nullopt);
+  EXPECT_EQ(profiles_csv(rows.value()), text);
+}
+
+TEST(Profile, WhereOnlyGpusAreSaidTheyAreReplicas) {
+  const auto rows = parse_profiles("model,batch,gpus,tp,iteration_s\na,8,8,2,1\na,8,4,,1", "p.csv");
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  EXPECT_EQ(rows.value()[0].dp, 4u);
+  EXPECT_EQ(rows.value()[1].dp, 4u);
+}
+
+TEST(Profile, SaysWhereWhatIsWrong) {
+  EXPECT_EQ(profile_complaint("model,batch,iteration_s\n,8,1"),
+            "p.csv: line 2, column 1 (model): the model's name is missing");
+  EXPECT_EQ(
+      profile_complaint("model,batch,iteration_s\na,8,0"),
+      "p.csv: line 2, column 5 (iteration_s): an iteration takes more than 0 s and at most 1e9, "
+      "or \"oom\", not '0'");
+  EXPECT_THAT(profile_complaint("model,batch,iteration_s\na,8,-1"), HasSubstr("line 2"));
+  EXPECT_EQ(profile_complaint("model,batch,iteration_s\na,0.5,1"),
+            "p.csv: line 2, column 3 (batch): '0.5' is no whole number from 1 to 1099511627776");
+  EXPECT_EQ(profile_complaint("model,batch,gpus,tp,dp,iteration_s\na,8,4,2,3,1"),
+            "p.csv: line 2, column 5 (gpus): 4 is not tp 2 · pp 1 · dp 3");
+  EXPECT_THAT(profile_complaint("model,batch,tp,pp,iteration_s\na,8,1000000,1000000,1"),
+              HasSubstr("is more than"));
+}
+
+TEST(Profile, TheFrontierIsWhatMoreGpusGain) {
+  const auto rows = parse_profiles(
+      "model,technique,batch,gpus,max_gpus_per_node,iteration_s\n"
+      "a,ddp,8,1,,1\na,ddp,16,1,,1.5\na,ddp,16,2,2,1.6\na,ddp,16,4,4,0.5\na,ddp,16,4,1,0.2\n"
+      "a,ddp,16,8,4,oom\na,ddp,64,4,4,0.1\nb,ddp,8,1,,0.001\n",
+      "p.csv");
+  const auto of = [&](const FrontierOf& what) {
+    std::vector<std::pair<uint32_t, double>> points;
+    for (const FrontierPoint& point : frontier(rows.value(), what))
+      points.emplace_back(point.gpus, std::round(point.samples_per_s));
+    return points;
+  };
+  using P = std::pair<uint32_t, double>;
+  EXPECT_THAT(of({"a", 1, 16}), ElementsAre(P(1, 11), P(4, 80)));
+  EXPECT_THAT(of({"a", 1, 16, "", 4}), ElementsAre(P(1, 11), P(4, 32)));  // packed
+  EXPECT_THAT(of({"a", 8, 8}), ElementsAre(P(1, 8)));
+  EXPECT_THAT(of({"a", 1, 16, "fsdp"}), IsEmpty());
+}
+
+TEST(Published, IsReadAsItStands) {
+  const auto morphling = read_morphling(
+      "\xef\xbb\xbf"
+      "exec_plan,placement,iter_time\r\n421,44,0.5\r\nzero-dp,22,0.25\r\n111,1,0\r\ntp+ga,8,0."
+      "1\r\n",
+      "placements.csv", "gpt2", 16);
+  ASSERT_TRUE(morphling.has_value()) << morphling.error().message();
+  ASSERT_THAT(morphling.value().rows, SizeIs(3));
+  EXPECT_EQ(morphling.value().rows[0].way(), "tp2-pp1-dp4");
+  EXPECT_EQ(morphling.value().rows[0].gpus_per_node, 4u);
+  EXPECT_EQ(morphling.value().rows[1].way(), "zero-dp tp1-pp1-dp4");
+  EXPECT_EQ(morphling.value().rows[2].iteration_s, std::nullopt);
+  EXPECT_THAT(morphling.value().left_out, ElementsAre(HasSubstr("1 rows of 'tp+ga'")));
+  EXPECT_EQ(
+      read_morphling("exec_plan,placement,iter_time\n222,4,1", "p.csv", "m", 1).error().message(),
+      "p.csv: line 2, column 1 (exec_plan): '222' takes 8 GPUs, and its placement has 4");
+
+  const auto pollux =
+      read_pollux("placement,local_bsz,step_time,sync_time\n44,4,0.5,0.1", "p.csv", "bert");
+  EXPECT_EQ(pollux.value().rows[0].batch, 32u);
+  EXPECT_EQ(pollux.value().rows[0].gpus_per_node, 4u);
+
+  const auto elastic =
+      read_elasticflow("global_batch_size,1,2,64\n128,4,8,0\n256,2,,8", "t.csv", "m");
+  ASSERT_THAT(elastic.value().rows, SizeIs(5));
+  EXPECT_EQ(elastic.value().rows[0].iteration_s, 0.25);
+  EXPECT_EQ(elastic.value().rows[2].iteration_s, std::nullopt);
+  EXPECT_EQ(elastic.value().rows[4].gpus, 64u);
+  EXPECT_THAT(read_elasticflow("global_batch_size,one\n1,2", "t.csv", "m").error().message(),
+              HasSubstr("no number of GPUs"));
+}
+
+}  // namespace
+}  // namespace ptc::planner

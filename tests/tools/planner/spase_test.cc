@@ -1,0 +1,250 @@
+// Schedules through a checker of its own, and the solver beside all there is.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+
+#include "tools/planner/spase/baselines.h"
+#include "tools/planner/spase/gantt.h"
+#include "tools/planner/spase/instance.h"
+#include "tools/planner/spase/schedule.h"
+#include "tools/planner/spase/solver.h"
+
+namespace ptc::planner {
+namespace {
+
+using testing::HasSubstr;
+
+uint64_t planner_seed() {
+  const char* said = std::getenv("PTC_SEED");
+  const uint64_t value = said != nullptr ? std::stoull(said) : std::random_device()();
+  std::printf("PTC_SEED=%llu\n", static_cast<unsigned long long>(value));
+  return value;
+}
+
+/// What is wrong with the schedule; empty: nothing. Knows nothing of how it was made.
+std::string wrong_with(const Instance& instance, const Schedule& schedule) {
+  std::vector<int> times(instance.tasks.size());
+  double makespan = 0;
+  struct Use {
+    uint32_t node, gpu;
+    double start, end;
+  };
+  std::vector<Use> uses;
+  for (const Run& run : schedule.runs) {
+    ++times[run.task];
+    const Configuration& what = instance.tasks[run.task].configurations[run.configuration];
+    if (std::abs(run.end - run.start - what.seconds) > 1e-9 * run.end)
+      return "a run takes another time";
+    if (run.start < 0) return "a run begins before all";
+    makespan = std::max(makespan, run.end);
+    if (run.on.size() != what.nodes) return "a run is on another number of nodes";
+    uint32_t gpus = 0;
+    for (const OnNode& on : run.on) {
+      gpus += on.gpus.size();
+      if (what.nodes > 1 && on.gpus.size() != instance.nodes[on.node].gpus)
+        return "a run over nodes has a part of one";
+      for (const uint32_t gpu : on.gpus) {
+        if (gpu >= instance.nodes[on.node].gpus) return "no such GPU";
+        uses.push_back({on.node, gpu, run.start, run.end});
+      }
+    }
+    if (gpus != what.gpus) return "a run has another number of GPUs";
+  }
+  for (const int count : times)
+    if (count != 1) return "a task runs not once";
+  if (makespan != schedule.makespan) return "it says another makespan";
+  std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
+    return std::tie(a.node, a.gpu, a.start) < std::tie(b.node, b.gpu, b.start);
+  });
+  for (size_t i = 1; i < uses.size(); ++i)
+    if (uses[i].node == uses[i - 1].node && uses[i].gpu == uses[i - 1].gpu &&
+        uses[i].start < uses[i - 1].end)
+      return "two runs on a GPU at once";
+  return "";
+}
+
+struct Drawn {
+  std::mt19937_64 draw;
+  uint64_t below(uint64_t n) { return draw() % n; }
+
+  Instance instance(size_t tasks, size_t nodes, uint32_t most_gpus, size_t most_configurations) {
+    Instance made;
+    for (size_t i = 0; i < nodes; ++i)
+      made.nodes.push_back({"w" + std::to_string(i), static_cast<uint32_t>(1 + below(most_gpus))});
+    const uint32_t largest = made.largest_node();
+    const auto alike =
+        std::count_if(made.nodes.begin(), made.nodes.end(),
+                      [&](const NodeOfCluster& node) { return node.gpus == largest; });
+    for (size_t i = 0; i < tasks; ++i) {
+      Task task;
+      task.name = "t" + std::to_string(i);
+      const double work = 1 + static_cast<double>(below(100));
+      double seconds = 1e9;
+      for (uint32_t gpus = 1; gpus <= largest && task.configurations.size() < most_configurations;
+           ++gpus) {
+        if (below(3) == 0) continue;
+        const double next = work / gpus * (1 + 0.05 * static_cast<double>(below(10)));
+        if (next >= seconds) continue;
+        seconds = next;
+        task.configurations.push_back({gpus, 1, seconds, 8, "ddp"});
+      }
+      if (alike > 1 && below(4) == 0)
+        task.configurations.push_back({2 * largest, 2, std::min(seconds, work) * 0.6, 8, "pp"});
+      if (task.configurations.empty()) task.configurations.push_back({1, 1, work, 8, "ddp"});
+      made.tasks.push_back(std::move(task));
+    }
+    return made;
+  }
+
+  Choice choice(const Instance& instance) {
+    Choice made = simple_choices(instance).front();
+    for (uint32_t i = 0; i < instance.tasks.size(); ++i) {
+      made.configuration[i] = static_cast<uint32_t>(below(instance.tasks[i].configurations.size()));
+      std::swap(made.order[i], made.order[below(i + 1)]);
+    }
+    return made;
+  }
+};
+
+/// The shortest there is: all configurations, orders and nodes.
+double shortest(const Instance& instance) {
+  ListScheduler scheduler(instance);
+  Choice choice = simple_choices(instance).front();
+  double best = 1e300;
+  const auto each_node = [&](const auto& self, size_t task) -> void {
+    if (task == instance.tasks.size()) {
+      best = std::min(best, scheduler.makespan(choice));
+      return;
+    }
+    const Configuration& what = instance.tasks[task].configurations[choice.configuration[task]];
+    if (what.nodes > 1) {
+      choice.node[task] = Choice::kAnyNode;
+      return self(self, task + 1);
+    }
+    for (uint32_t node = 0; node < instance.nodes.size(); ++node) {
+      if (instance.nodes[node].gpus < what.gpus) continue;
+      choice.node[task] = node;
+      self(self, task + 1);
+    }
+  };
+  const auto each_configuration = [&](const auto& self, size_t task) -> void {
+    if (task < instance.tasks.size()) {
+      for (uint32_t i = 0; i < instance.tasks[task].configurations.size(); ++i) {
+        choice.configuration[task] = i;
+        self(self, task + 1);
+      }
+      return;
+    }
+    std::sort(choice.order.begin(), choice.order.end());
+    do {
+      each_node(each_node, 0);
+    } while (std::next_permutation(choice.order.begin(), choice.order.end()));
+  };
+  each_configuration(each_configuration, 0);
+  return best;
+}
+
+TEST(Spase, EverySchedulePassesTheChecker) {
+  Drawn drawn{std::mt19937_64(planner_seed())};
+  for (int turn = 0; turn < 300; ++turn) {
+    const Instance instance = drawn.instance(1 + drawn.below(20), 1 + drawn.below(5), 8, 4);
+    ListScheduler scheduler(instance);
+    const Choice choice = drawn.choice(instance);
+    const Schedule schedule = scheduler.schedule(choice);
+    ASSERT_EQ(wrong_with(instance, schedule), "");
+    ASSERT_EQ(scheduler.makespan(choice), schedule.makespan);
+    ASSERT_GE(schedule.makespan, lower_bound_of(instance) * (1 - 1e-9));
+    for (const Baseline& other : baselines(instance, 1)) {
+      if (other.name == "optimus, dynamic") continue;  // tasks change their configurations there
+      ASSERT_GE(other.makespan, lower_bound_of(instance) * (1 - 1e-9)) << other.name;
+    }
+  }
+}
+
+TEST(Spase, FindsTheShortestOfSmallOnes) {
+  Drawn drawn{std::mt19937_64(planner_seed())};
+  for (int turn = 0; turn < 12; ++turn) {
+    const Instance instance = drawn.instance(2 + drawn.below(3), 1 + drawn.below(2), 4, 3);
+    SolverOptions options;
+    options.steps = 60'000;
+    const Solution solution = solve(instance, options);
+    ASSERT_EQ(wrong_with(instance, solution.schedule), "");
+    const double best = shortest(instance);
+    ASSERT_LE(solution.lower_bound, best * (1 + 1e-9));
+    ASSERT_LE(solution.schedule.makespan, best * (1 + 1e-9));
+    ASSERT_GE(solution.schedule.makespan, best * (1 - 1e-9));
+  }
+}
+
+TEST(Spase, IsNeverWorseThanWhatItBeginsWith) {
+  Drawn drawn{std::mt19937_64(planner_seed())};
+  for (int turn = 0; turn < 20; ++turn) {
+    const Instance instance = drawn.instance(1 + drawn.below(60), 1 + drawn.below(9), 8, 5);
+    SolverOptions options;
+    options.steps = 3000;
+    const Solution solution = solve(instance, options);
+    ASSERT_EQ(wrong_with(instance, solution.schedule), "");
+    ListScheduler scheduler(instance);
+    for (const Choice& choice : simple_choices(instance))
+      ASSERT_LE(solution.schedule.makespan, scheduler.makespan(choice));
+  }
+}
+
+TEST(Spase, TheSameSeedAndStepsAreTheSameAnswer) {
+  Drawn drawn{std::mt19937_64(7)};
+  const Instance instance = drawn.instance(15, 3, 8, 5);
+  SolverOptions options;
+  options.steps = 20'000;
+  const auto text = [&] {
+    const Solution solution = solve(instance, options);
+    return pretty_json(schedule_json(instance, solution.schedule, solution.lower_bound));
+  };
+  const std::string first = text();
+  EXPECT_EQ(text(), first);
+}
+
+TEST(Spase, OneTaskGetsWhatItIsFastestWith) {
+  Instance instance;
+  instance.nodes = {{"w0", 8}, {"w1", 8}};
+  instance.tasks = {{"big", {{4, 1, 100, 8, "a"}, {8, 1, 60, 8, "b"}, {16, 2, 40, 8, "c"}}, {}}};
+  const Solution solution = solve(instance, {});
+  EXPECT_EQ(solution.schedule.makespan, 40);
+  EXPECT_TRUE(solution.optimal());
+  EXPECT_EQ(solution.schedule.runs.front().on.size(), 2u);
+  const std::string svg = gantt_svg(instance, solution.schedule, solution.lower_bound);
+  EXPECT_THAT(svg, HasSubstr("big: 16 GPUs, c, 0 s to 40 s"));
+}
+
+std::string instance_complaint(std::string_view jobs, std::string_view profiles) {
+  JobsAndProfiles from;
+  from.file = parse_jobs_file(jobs, "jobs.json").value();
+  from.rows = parse_profiles(profiles, "p.csv").value();
+  const auto instance = make_instance(from);
+  return instance.has_error() ? instance.error().message() : "taken";
+}
+
+TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
+  const auto job = [](std::string_view of) {
+    return fmt::format(
+        R"({{"cluster": {{"nodes": [4, 4]}}, "profiles": "p.csv", "jobs": [{{"name": "a", "samples": 8, {}}}]}})",
+        of);
+  };
+  const std::string rows =
+      "model,batch,gpus,max_gpus_per_node,iteration_s\ngpt2,8,16,8,1\ngpt2,8,8,4,1\nbert,8,1,1,"
+      "oom\nwide,8,6,6,1\n";
+  EXPECT_EQ(instance_complaint(job(R"("model": "gpt2")"), rows), "taken");  // both nodes
+  EXPECT_EQ(instance_complaint(job(R"("model": "gpt")"), rows),
+            "job 'a': no profile has a model 'gpt' (did you mean 'gpt2'?)");
+  EXPECT_EQ(instance_complaint(job(R"("model": "gpt2", "batch": 16)"), rows),
+            "job 'a': no profile of 'gpt2' has a batch from 16 to 16");
+  EXPECT_EQ(instance_complaint(job(R"("model": "bert")"), rows),
+            "job 'a': 'bert' was out of memory in all that its profiles tried");
+  EXPECT_THAT(instance_complaint(job(R"("model": "wide")"), rows),
+              HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least"));
+}
+
+}  // namespace
+}  // namespace ptc::planner

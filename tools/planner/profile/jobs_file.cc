@@ -1,0 +1,215 @@
+#include "tools/planner/profile/jobs_file.h"
+
+#include <fcntl.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "store/base/file.h"
+#include "store/base/json_settings.h"
+
+namespace ptc::planner {
+namespace {
+
+constexpr size_t kMostJobsBytes = 16 << 20, kMostProfileBytes = 64 << 20;
+constexpr size_t kMostNodes = 100'000, kMostJobs = 100'000;
+constexpr uint64_t kMostGpusOfANode = 1024;
+constexpr double kMostSamples = 1e18;
+
+using Path = std::vector<std::string>;
+
+Error missing(std::string_view text, const Path& path, std::string_view key,
+              std::string_view what) {
+  return invalid_argument("{}: '{}' is missing: {}", json_place(text, path), key, what);
+}
+
+class JobParser : JsonSettings {
+ public:
+  JobParser(std::string_view text, const json::object& object, Path at)
+      : JsonSettings(text, object), at_(std::move(at)) {}
+
+  Result<JobToTrain> parse() const {
+    static const std::vector<std::string> kKeys = {"name", "model", "samples", "batch",
+                                                   "technique"};
+    for (const auto& member : object_) {
+      const std::string key(member.key());
+      if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
+      const auto nearest = nearest_name(key, kKeys);
+      return invalid_argument("{}: unknown key {}{}", json_place(text_, below(key), JsonPart::kKey),
+                              ptc::quoted(key),
+                              nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
+    }
+    JobToTrain job;
+    PTC_TRY(job.name, text("name"));
+    if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
+    PTC_TRY(job.model, text("model"));
+    if (job.model.empty()) return missing(text_, at_, "model", "a model of the profiles");
+    PTC_TRY(job.technique, text("technique"));
+    const json::value* samples = object_.if_contains("samples");
+    if (samples == nullptr) return missing(text_, at_, "samples", "how many are still to be read");
+    const double number = samples->is_number() ? samples->to_number<double>() : 0;
+    if (!(number > 0) || number > kMostSamples)
+      return error(below("samples"), "'samples' must be a number above 0, up to 1e18");
+    job.samples = number;
+    PTC_TRY(batch(job));
+    return job;
+  }
+
+ private:
+  Path below(const std::string& key) const {
+    Path path = at_;
+    path.push_back(key);
+    return path;
+  }
+
+  Result<std::string> text(const std::string& key) const {
+    const json::value* value = object_.if_contains(key);
+    if (value == nullptr) return std::string();
+    if (!value->is_string()) return error(below(key), fmt::format("'{}' must be a text", key));
+    return std::string(value->get_string());
+  }
+
+  Result<> batch(JobToTrain& job) const {
+    const json::value* value = object_.if_contains("batch");
+    if (value == nullptr) return ok();
+    const auto wrong = [&] {
+      return error(below("batch"), "'batch' must be a number of samples, or [least, most] of them");
+    };
+    if (const auto one = whole_number(*value)) {
+      if (*one == 0 || *one > kMostBatch) return wrong();
+      job.least_batch = job.most_batch = *one;
+      return ok();
+    }
+    if (!value->is_array() || value->get_array().size() != 2) return wrong();
+    const auto least = whole_number(value->get_array()[0]),
+               most = whole_number(value->get_array()[1]);
+    if (!least || !most || *least == 0 || *most < *least || *most > kMostBatch) return wrong();
+    job.least_batch = *least;
+    job.most_batch = *most;
+    return ok();
+  }
+
+  const Path at_;
+};
+
+class FileParser : JsonSettings {
+ public:
+  FileParser(std::string_view text, const json::object& object) : JsonSettings(text, object) {}
+
+  Result<JobsFile> parse() const {
+    PTC_TRY(check_keys({"format", "cluster", "profiles", "jobs"}));
+    PTC_TRY(const auto format, word("format"));
+    if (format && *format != "ptc-jobs/1")
+      return error({"format"}, "'format' must be \"ptc-jobs/1\"");
+    JobsFile file;
+    PTC_TRY(cluster(file));
+    PTC_TRY(profiles(file));
+    PTC_TRY(jobs(file));
+    return file;
+  }
+
+ private:
+  Result<> cluster(JobsFile& file) const {
+    const json::value* cluster = object_.if_contains("cluster");
+    if (cluster == nullptr) return missing(text_, {}, "cluster", "{\"nodes\": {\"w0\": 8}}");
+    if (!cluster->is_object()) return error({"cluster"}, "'cluster' must be {\"nodes\": …}");
+    const json::value* nodes = cluster->get_object().if_contains("nodes");
+    if (nodes == nullptr || cluster->get_object().size() != 1)
+      return error({"cluster"}, "'cluster' has one key, \"nodes\": GPUs by node");
+    const auto add = [&](std::string name, const json::value& gpus) -> Result<> {
+      const auto count = whole_number(gpus);
+      if (!count || *count == 0 || *count > kMostGpusOfANode)
+        return error({"cluster", "nodes", name},
+                     fmt::format("a node has 1 to {} GPUs", kMostGpusOfANode));
+      file.nodes.push_back({std::move(name), static_cast<uint32_t>(*count)});
+      return ok();
+    };
+    if (nodes->is_object()) {
+      for (const auto& member : nodes->get_object()) {
+        PTC_TRY(add(std::string(member.key()), member.value()));
+      }
+    } else if (nodes->is_array()) {
+      size_t number = 0;
+      for (const json::value& gpus : nodes->get_array()) {
+        PTC_TRY(add(std::to_string(number), gpus));
+        file.nodes.back().name = fmt::format("w{}", number++);
+      }
+    }
+    if (file.nodes.empty() || file.nodes.size() > kMostNodes)
+      return error(
+          {"cluster", "nodes"},
+          fmt::format("'nodes' names 1 to {} nodes: {{\"w0\": 8, …}} or [8, …]", kMostNodes));
+    return ok();
+  }
+
+  Result<> profiles(JobsFile& file) const {
+    const json::value* value = object_.if_contains("profiles");
+    if (value != nullptr && value->is_string()) {
+      file.profiles.emplace_back(value->get_string());
+    } else if (value != nullptr && value->is_array()) {
+      for (const json::value& one : value->get_array()) {
+        if (!one.is_string()) return error({"profiles"}, "'profiles' are names of files");
+        file.profiles.emplace_back(one.get_string());
+      }
+    }
+    if (file.profiles.empty())
+      return missing(text_, {"profiles"}, "profiles", "a file of \"ptc profile\", or several");
+    return ok();
+  }
+
+  Result<> jobs(JobsFile& file) const {
+    const json::value* jobs = object_.if_contains("jobs");
+    if (jobs == nullptr)
+      return missing(text_, {}, "jobs", "[{\"name\": …, \"model\": …, \"samples\": …}]");
+    if (!jobs->is_array() || jobs->get_array().empty() || jobs->get_array().size() > kMostJobs)
+      return error({"jobs"}, fmt::format("'jobs' is an array of 1 to {} jobs", kMostJobs));
+    std::set<std::string> names;
+    for (size_t i = 0; i < jobs->get_array().size(); ++i) {
+      const Path at = {"jobs", std::to_string(i)};
+      const json::value& value = jobs->get_array()[i];
+      if (!value.is_object())
+        return error(at, "a job is {\"name\": …, \"model\": …, \"samples\": …}");
+      PTC_TRY(auto job, JobParser(text_, value.get_object(), at).parse());
+      if (!names.insert(job.name).second)
+        return error({"jobs", std::to_string(i), "name"}, "a second job " + ptc::quoted(job.name));
+      file.jobs.push_back(std::move(job));
+    }
+    return ok();
+  }
+};
+
+}  // namespace
+
+Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name) {
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  Result<json::value> value = parse_json(text, {kMostJobsBytes, 8});
+  if (value.has_error()) return std::move(value).error().with_context(name);
+  if (!value.value().is_object())
+    return invalid_argument(
+        "{}: it must be an object {{\"cluster\": …, \"profiles\": …, \"jobs\": …}}", name);
+  Result<JobsFile> file = FileParser(text, value.value().get_object()).parse();
+  if (file.has_error()) return std::move(file).error().with_context(name);
+  return file;
+}
+
+Result<JobsAndProfiles> read_jobs_file(const std::string& path) {
+  const auto read = [](const std::string& file, size_t most) -> Result<std::string> {
+    Result<std::string> text = read_text_file(AT_FDCWD, file, most);
+    if (text.has_error() && text.error().message().find(file) == std::string::npos)
+      return std::move(text).error().with_context(file);
+    return text;
+  };
+  PTC_TRY(const std::string text, read(path, kMostJobsBytes));
+  JobsAndProfiles all;
+  PTC_TRY(all.file, parse_jobs_file(text, path));
+  for (const std::string& profile : all.file.profiles) {
+    const std::string beside = (std::filesystem::path(path).parent_path() / profile).string();
+    PTC_TRY(const std::string table, read(beside, kMostProfileBytes));
+    PTC_TRY(auto rows, parse_profiles(table, beside));
+    std::move(rows.begin(), rows.end(), std::back_inserter(all.rows));
+  }
+  return all;
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,48 @@
+// jobs.json: what is to be trained, on what.
+//
+//   { "cluster": {"nodes": {"w0": 8, "w1": 8}},            // GPUs by node; or [8, 8]
+//     "profiles": "profiles.csv",                           // or several; beside jobs.json
+//     "jobs": [
+//       {"name": "a", "model": "gpt2", "samples": 1000000, "batch": 256},
+//       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp"} ]}
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+#include "tools/planner/profile/profile.h"
+
+namespace ptc::planner {
+
+struct NodeOfCluster {
+  std::string name;
+  uint32_t gpus = 0;
+};
+
+struct JobToTrain {
+  std::string name, model;
+  double samples = 0;  // still to be read; > 0
+  uint64_t least_batch = 1, most_batch = UINT64_MAX;
+  std::string technique;  // what its user would take; empty: any
+};
+
+struct JobsFile {
+  std::vector<NodeOfCluster> nodes;
+  std::vector<std::string> profiles;  // paths, as they stand there
+  std::vector<JobToTrain> jobs;
+};
+
+/// kInvalidArgument: "name: line 3, column 7: …".
+Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name);
+
+/// The file, and the rows of its profiles.
+struct JobsAndProfiles {
+  JobsFile file;
+  std::vector<ProfileRow> rows;
+};
+Result<JobsAndProfiles> read_jobs_file(const std::string& path);
+
+}  // namespace ptc::planner

@@ -1,0 +1,65 @@
+// What is known of how fast models train: a row for each way of training one that was tried.
+//
+//   model,technique,batch,tp,pp,dp,max_gpus_per_node,device,iteration_s,peak_bytes,origin
+//   gpt2,ddp,256,1,1,4,4,A800,0.412,,measured
+//   gpt2,fsdp,256,1,1,1,1,A800,oom,,measured
+//
+// Required: model, batch, iteration_s, and either `gpus` or some of tp, pp, dp (1 where absent),
+// whose product it is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "store/base/error.h"
+
+namespace ptc::planner {
+
+/// Samples of an iteration, at most.
+inline constexpr uint64_t kMostBatch = uint64_t{1} << 40;
+
+/// One trial.
+struct ProfileRow {
+  std::string model;
+  std::string technique;  // "ddp", "fsdp", …; may be empty
+  std::string device;     // what was measured on; may be empty
+  std::string origin;     // "measured", "modelled", or who says so
+  uint64_t batch = 0;     // samples of an iteration, of all ranks
+  uint32_t tp = 1, pp = 1, dp = 1;
+  uint32_t gpus = 1;                  // tp × pp × dp
+  uint32_t gpus_per_node = 0;         // most on one node, when it was measured; 0: not known
+  uint64_t peak_bytes = 0;            // of a device's memory; 0: not known
+  std::optional<double> iteration_s;  // > 0; none: out of memory, or it failed
+
+  /// "tp2-pp1-dp4", or "ddp tp1-pp1-dp4".
+  std::string way() const;
+};
+
+/// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in the form above.
+Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name);
+/// The same form; parse_profiles() of it is `rows` again.
+std::string profiles_csv(const std::vector<ProfileRow>& rows);
+
+/// The best that is known of a model with some number of GPUs.
+struct FrontierPoint {
+  uint32_t gpus = 0;
+  double samples_per_s = 0;
+  const ProfileRow* row = nullptr;  // which outlives it
+};
+
+/// What is looked at of the rows of one model.
+struct FrontierOf {
+  std::string model;
+  uint64_t least_batch = 1, most_batch = UINT64_MAX;
+  std::string technique;       // empty: all
+  uint32_t gpus_per_node = 0;  // only what was measured packed onto nodes of so many; 0: all
+};
+
+/// By GPUs, ascending; those are left out that no more than fewer GPUs give. Rows that were out of
+/// memory give nothing. Cost: O(n log n).
+std::vector<FrontierPoint> frontier(const std::vector<ProfileRow>& rows, const FrontierOf& of);
+
+}  // namespace ptc::planner

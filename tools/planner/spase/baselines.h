@@ -1,0 +1,29 @@
+// What others do with the same tasks: the baselines of Saturn's evaluation, by the same scheduler.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/planner/spase/schedule.h"
+
+namespace ptc::planner {
+
+struct Baseline {
+  std::string name, what;
+  double makespan = 0;  // seconds
+};
+
+/// * current practice: all GPUs of a node to one task after the other, by its user's technique.
+/// * max: the same, by the best technique.
+/// * min: each task the fewest GPUs that it fits on; where that leaves some, they are spread.
+/// * random: configurations and order drawn, the mean of three (`seed`).
+/// * optimus: in waves. As many tasks as fit get the least, then a GPU more goes to whom it gains
+///   most, until none is left; the next wave begins when the last of one has ended.
+/// * optimus, dynamic: the same of all that are unfinished whenever one ends; changes cost nothing.
+std::vector<Baseline> baselines(const Instance& instance, uint64_t seed);
+
+/// Those of them that are choices for ListScheduler, to begin a search with.
+std::vector<Choice> simple_choices(const Instance& instance);
+
+}  // namespace ptc::planner

@@ -1,0 +1,21 @@
+// A schedule as a picture: a line a GPU, by node; a bar a task.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <string>
+
+#include "store/base/json.h"
+#include "tools/planner/spase/schedule.h"
+
+namespace ptc::planner {
+
+/// An SVG document of its own, legible on light and on dark.
+std::string gantt_svg(const Instance& instance, const Schedule& schedule, double lower_bound);
+
+/// The same as JSON: {"makespan_s", "lower_bound_s", "tasks": [{"name", "start_s", …}]}.
+json::object schedule_json(const Instance& instance, const Schedule& schedule, double lower_bound);
+
+/// "1 h 20 min", "45 s".
+std::string time_text(double seconds);
+
+}  // namespace ptc::planner

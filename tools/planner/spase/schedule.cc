@@ -1,0 +1,156 @@
+#include "tools/planner/spase/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace ptc::planner {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+ListScheduler::ListScheduler(const Instance& instance)
+    : instance_(instance), nodes_(instance.nodes.size()), most_(instance.largest_node()) {
+  // The smaller ones first: of two that a task could start on, the wide ones are left free.
+  by_size_.resize(nodes_);
+  std::iota(by_size_.begin(), by_size_.end(), 0);
+  std::stable_sort(by_size_.begin(), by_size_.end(), [&](uint32_t a, uint32_t b) {
+    return instance.nodes[a].gpus < instance.nodes[b].gpus;
+  });
+  place_of_.resize(nodes_);
+  for (uint32_t i = 0; i < nodes_; ++i) {
+    place_of_[by_size_[i]] = i;
+    sizes_.push_back(instance.nodes[by_size_[i]].gpus);
+    if (sizes_.back() == most_) whole_.push_back(i);
+  }
+  free_.resize(nodes_ * most_);
+}
+
+void ListScheduler::begin() {
+  for (uint32_t k = 0; k < most_; ++k)
+    for (uint32_t i = 0; i < nodes_; ++i) free(i, k) = k < sizes_[i] ? 0 : kNever;
+}
+
+double ListScheduler::place_whole(const Configuration& what, Run* run) {
+  const auto free_at = [&](uint32_t node) { return free(node, most_ - 1); };
+  std::partial_sort(whole_.begin(), whole_.begin() + what.nodes, whole_.end(),
+                    [&](uint32_t a, uint32_t b) {
+                      return free_at(a) != free_at(b) ? free_at(a) < free_at(b) : a < b;
+                    });
+  const double start = free_at(whole_[what.nodes - 1]), end = start + what.seconds;
+  for (uint32_t i = 0; i < what.nodes; ++i) {
+    for (uint32_t k = 0; k < most_; ++k) free(whole_[i], k) = end;
+    if (run != nullptr) run->on.push_back({by_size_[whole_[i]], numbers_[whole_[i]]});
+  }
+  if (run != nullptr) run->start = start, run->end = end;
+  return end;
+}
+
+double ListScheduler::place(const Choice& choice, uint32_t task, Run* run) {
+  const Configuration& what = instance_.tasks[task].configurations[choice.configuration[task]];
+  if (what.nodes > 1) return place_whole(what, run);
+  const uint32_t gpus = what.gpus;
+  uint32_t node = 0;
+  if (choice.node[task] != Choice::kAnyNode) {
+    node = place_of_[choice.node[task]];
+  } else {
+    const double* starts = &free(0, gpus - 1);
+    for (uint32_t i = 1; i < nodes_; ++i)
+      if (starts[i] < starts[node]) node = i;
+  }
+  const double start = free(node, gpus - 1), end = start + what.seconds;
+  // Of those that are free by then, the last ones: the others may serve who can start before.
+  uint32_t upper = gpus;
+  while (upper < sizes_[node] && free(node, upper) <= start) ++upper;
+  uint32_t behind = upper;
+  for (; behind < sizes_[node] && free(node, behind) <= end; ++behind)
+    free(node, behind - gpus) = free(node, behind);
+  for (uint32_t k = behind - gpus; k < behind; ++k) free(node, k) = end;
+  if (run != nullptr) {
+    const auto number = numbers_[node].begin();
+    run->start = start, run->end = end;
+    run->on.push_back({by_size_[node], {number + (upper - gpus), number + upper}});
+    std::rotate(number + (upper - gpus), number + upper, number + behind);
+  }
+  return end;
+}
+
+double ListScheduler::makespan(const Choice& choice, uint32_t* last) {
+  begin();
+  double all = 0;
+  for (const uint32_t task : choice.order) {
+    const double end = place(choice, task, nullptr);
+    if (end <= all) continue;
+    all = end;
+    if (last != nullptr) *last = task;
+  }
+  return all;
+}
+
+double ListScheduler::smooth_end(double makespan, int doublings) const {
+  double sum = 0;
+  for (const double free : free_) {
+    double power = free == kNever ? 0 : free / makespan;
+    for (int i = 0; i < doublings; ++i) power *= power;
+    sum += power;
+  }
+  return makespan * std::pow(sum / instance_.gpus(), std::ldexp(1, -doublings));
+}
+
+Schedule ListScheduler::schedule(const Choice& choice) {
+  begin();
+  numbers_.clear();
+  for (const uint32_t size : sizes_) {
+    numbers_.emplace_back(size);
+    std::iota(numbers_.back().begin(), numbers_.back().end(), 0);
+  }
+  Schedule schedule;
+  for (const uint32_t task : choice.order) {
+    Run run{task, choice.configuration[task], 0, 0, {}};
+    schedule.makespan = std::max(schedule.makespan, place(choice, task, &run));
+    for (OnNode& on : run.on) std::sort(on.gpus.begin(), on.gpus.end());
+    std::sort(run.on.begin(), run.on.end(),
+              [](const OnNode& a, const OnNode& b) { return a.node < b.node; });
+    schedule.runs.push_back(std::move(run));
+  }
+  std::stable_sort(schedule.runs.begin(), schedule.runs.end(),
+                   [](const Run& a, const Run& b) { return a.start < b.start; });
+  return schedule;
+}
+
+double lower_bound_of(const Instance& instance) {
+  const double gpus = instance.gpus();
+  // With more time each task has no fewer choices: what is possible by some time is so later.
+  const auto is_possible = [&](double seconds) {
+    double area = 0;
+    for (const Task& task : instance.tasks) {
+      double least = -1;
+      for (const Configuration& one : task.configurations)
+        if (one.seconds <= seconds && (least < 0 || one.area() < least)) least = one.area();
+      if (least < 0) return false;
+      area += least;
+    }
+    return area <= seconds * gpus;
+  };
+  double low = 0, high = 0;
+  for (const Task& task : instance.tasks) {
+    low = std::max(low, task.configurations.back().seconds);
+    double most = 0;
+    for (const Configuration& one : task.configurations) most = std::max(most, one.seconds);
+    high += most;
+  }
+  // `high`: one after the other, each as long as it can take.
+  for (const Task& task : instance.tasks)
+    for (const Configuration& one : task.configurations) high = std::max(high, one.area());
+  if (is_possible(low)) return low;
+  for (int i = 0; i < 100 && high - low > 1e-12 * high; ++i) {
+    const double middle = (low + high) / 2;
+    (is_possible(middle) ? high : low) = middle;
+  }
+  return low;
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,236 @@
+#include "tools/planner/spase/solver.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "tools/planner/spase/baselines.h"
+
+namespace ptc::planner {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// What is judged besides the makespan, which few changes of many tasks reach: ends of GPUs by their
+// 32nd powers, in which all count, and then by their 256th, in which the last ones do.
+constexpr int kCoarse = 5, kFine = 8;  // doublings
+constexpr double kOfMakespan = 0.1;    // its weight beside that
+
+class Search {
+ public:
+  Search(const Instance& instance, const SolverOptions& options)
+      : instance_(instance),
+        options_(options),
+        scheduler_(instance),
+        draw_(options.seed),
+        bound_(lower_bound_of(instance)),
+        end_(began_ + options.time) {}
+
+  Solution run() {
+    std::vector<Start> starts;
+    for (Choice& choice : seeds()) {
+      const double makespan = try_out(choice);
+      starts.push_back({makespan, std::move(choice)});
+    }
+    std::stable_sort(starts.begin(), starts.end(),
+                     [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
+    best_ = starts.front();
+    // Short legs from the best starts, then longer ones from what is best, shaken a little.
+    const uint64_t tasks = instance_.tasks.size();
+    uint64_t leg = std::clamp<uint64_t>(1500 * tasks, 4000, 60'000);
+    // In parts of the makespan: of few tasks each change is a large part of all.
+    const double hot = std::min(0.25, 20 * std::pow(static_cast<double>(tasks), -2.4));
+    for (size_t round = 0; !done(); ++round) {
+      const bool is_first = round < std::min<size_t>(4, starts.size());
+      const Choice& from = is_first ? starts[round].choice : best_.choice;
+      anneal(from, leg, is_first || round % 4 == 3 ? hot : hot / 5);
+      if (round % 8 == 7) leg = std::min<uint64_t>(2 * leg, 4'000'000);
+    }
+    Solution solution;
+    solution.schedule = scheduler_.schedule(best_.choice);
+    solution.lower_bound = bound_;
+    solution.steps = steps_;
+    solution.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+    return solution;
+  }
+
+ private:
+  struct Start {
+    double makespan = 0;
+    Choice choice;
+  };
+
+  uint64_t below(uint64_t n) { return draw_() % n; }
+  double unit() { return static_cast<double>(draw_() >> 11) * 0x1p-53; }
+
+  bool done() const {
+    if (best_.makespan <= bound_ * (1 + 1e-9)) return true;
+    if (options_.steps != 0) return steps_ >= options_.steps;
+    return Clock::now() >= end_;
+  }
+
+  double try_out(const Choice& choice) {
+    ++steps_;
+    return scheduler_.makespan(choice, &last_);
+  }
+
+  /// Those that are simple; and of several times C, of each task the cheapest configuration that
+  /// ends within C, the longest first.
+  std::vector<Choice> seeds() {
+    std::vector<Choice> all = simple_choices(instance_);
+    constexpr int kTimes = 24;
+    for (int i = 0; i < kTimes; ++i) {
+      const double most = bound_ * std::pow(1.06, i - 4);
+      Choice choice = all.front();
+      for (uint32_t task = 0; task < instance_.tasks.size(); ++task) {
+        const std::vector<Configuration>& of = instance_.tasks[task].configurations;
+        uint32_t& chosen = choice.configuration[task];
+        chosen = static_cast<uint32_t>(of.size() - 1);
+        for (uint32_t one = 0; one < of.size(); ++one)
+          if (of[one].seconds <= most &&
+              (of[chosen].seconds > most || of[one].area() < of[chosen].area()))
+            chosen = one;
+      }
+      const auto seconds = [&](uint32_t task) {
+        return instance_.tasks[task].configurations[choice.configuration[task]].seconds;
+      };
+      std::stable_sort(choice.order.begin(), choice.order.end(),
+                       [&](uint32_t a, uint32_t b) { return seconds(a) > seconds(b); });
+      all.push_back(choice);
+      const auto gpus = [&](uint32_t task) {
+        return instance_.tasks[task].configurations[choice.configuration[task]].gpus;
+      };
+      std::stable_sort(choice.order.begin(), choice.order.end(),
+                       [&](uint32_t a, uint32_t b) { return gpus(a) > gpus(b); });
+      all.push_back(std::move(choice));
+    }
+    return all;
+  }
+
+  double cost(double makespan) const {
+    return kOfMakespan * makespan + (1 - kOfMakespan) * scheduler_.smooth_end(makespan, doublings_);
+  }
+
+  void anneal(const Choice& from, uint64_t steps, double heat) {
+    Choice now = from;
+    uint32_t last = now.order.front();
+    last_ = last;
+    double makespan = try_out(now);
+    last = last_;
+    doublings_ = kCoarse;
+    double current = cost(makespan);
+    double temperature = heat * makespan;
+    const double cold = std::min(2e-5, heat / 20);
+    const double cooling = std::pow(cold / heat, 1.0 / static_cast<double>(steps));
+    for (uint64_t step = 0; step < steps; ++step, temperature *= cooling) {
+      if (step % 64 == 0 && done()) return;
+      if (step == steps / 2) {
+        doublings_ = kFine;
+        makespan = try_out(now);
+        current = cost(makespan);
+      }
+      change(now, last);
+      last_ = last;
+      makespan = try_out(now);
+      const double next = cost(makespan);
+      if (next <= current || unit() < std::exp((current - next) / temperature)) {
+        current = next;
+        last = last_;
+        if (makespan < best_.makespan) best_ = {makespan, now};
+        continue;
+      }
+      undo(now);
+    }
+  }
+
+  /// One small change of `choice`, which undo() takes back.
+  void change(Choice& choice, uint32_t last) {
+    const uint64_t tasks = choice.order.size();
+    const uint64_t kind = below(100);
+    const uint32_t task = below(4) == 0 ? last : static_cast<uint32_t>(below(tasks));
+    const std::vector<Configuration>& of = instance_.tasks[task].configurations;
+    if (kind < 40 && of.size() > 1) {
+      uint32_t& chosen = choice.configuration[task];
+      undo_ = {Undo::kConfiguration, task, chosen, choice.node[task]};
+      if (below(4) == 0) chosen = static_cast<uint32_t>(below(of.size()));
+      else if (chosen == 0 || (chosen + 1 < of.size() && below(2) == 0)) ++chosen;
+      else --chosen;
+      const uint32_t node = choice.node[task];
+      if (node != Choice::kAnyNode &&
+          (of[chosen].nodes > 1 || instance_.nodes[node].gpus < of[chosen].gpus))
+        choice.node[task] = Choice::kAnyNode;
+    } else if (kind < 48 && instance_.nodes.size() > 1) {
+      const Configuration& what = of[choice.configuration[task]];
+      undo_ = {Undo::kNode, task, choice.node[task], 0};
+      const auto node = static_cast<uint32_t>(below(instance_.nodes.size()));
+      const bool is_any = what.nodes > 1 || instance_.nodes[node].gpus < what.gpus || below(2) == 0;
+      choice.node[task] = is_any ? Choice::kAnyNode : node;
+    } else if (kind < 58) {
+      // What ends last, earlier.
+      const auto found = std::find(choice.order.begin(), choice.order.end(), last);
+      const auto a = static_cast<uint32_t>(found - choice.order.begin());
+      const auto b = static_cast<uint32_t>(below(a + 1));
+      move(choice, a, b);
+      undo_ = {Undo::kMove, a, b, 0};
+    } else if (kind < 78) {
+      const auto a = static_cast<uint32_t>(below(tasks)), b = static_cast<uint32_t>(below(tasks));
+      std::swap(choice.order[a], choice.order[b]);
+      undo_ = {Undo::kSwap, a, b, 0};
+    } else {
+      const auto a = static_cast<uint32_t>(below(tasks)), b = static_cast<uint32_t>(below(tasks));
+      move(choice, a, b);
+      undo_ = {Undo::kMove, a, b, 0};
+    }
+  }
+
+  void undo(Choice& choice) const {
+    switch (undo_.kind) {
+      case Undo::kConfiguration:
+        choice.configuration[undo_.a] = undo_.b;
+        choice.node[undo_.a] = undo_.c;
+        break;
+      case Undo::kNode:
+        choice.node[undo_.a] = undo_.b;
+        break;
+      case Undo::kSwap:
+        std::swap(choice.order[undo_.a], choice.order[undo_.b]);
+        break;
+      case Undo::kMove:
+        move(choice, undo_.b, undo_.a);
+        break;
+    }
+  }
+
+  static void move(Choice& choice, uint32_t from, uint32_t to) {
+    const auto begin = choice.order.begin();
+    if (from < to) std::rotate(begin + from, begin + from + 1, begin + to + 1);
+    else std::rotate(begin + to, begin + from, begin + from + 1);
+  }
+
+  struct Undo {
+    enum Kind { kConfiguration, kNode, kSwap, kMove } kind = kSwap;
+    uint32_t a = 0, b = 0, c = 0;
+  };
+
+  const Instance& instance_;
+  const SolverOptions options_;
+  ListScheduler scheduler_;
+  std::mt19937_64 draw_;
+  const double bound_;
+  const Clock::time_point began_ = Clock::now();
+  const Clock::time_point end_;
+  uint64_t steps_ = 0;
+  int doublings_ = kCoarse;
+  uint32_t last_ = 0;  // the task that ended last in the last try
+  Start best_;
+  Undo undo_;
+};
+
+}  // namespace
+
+Solution solve(const Instance& instance, const SolverOptions& options) {
+  return Search(instance, options).run();
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,31 @@
+// The search for a short schedule: simulated annealing over (configurations, order, nodes), each
+// judged by the list scheduler, from many starts.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "tools/planner/spase/schedule.h"
+
+namespace ptc::planner {
+
+struct SolverOptions {
+  uint64_t seed = 1;
+  /// How many schedules are tried: the same seed and number, the same answer. 0: until `time`.
+  uint64_t steps = 0;
+  std::chrono::milliseconds time{2000};
+};
+
+struct Solution {
+  Schedule schedule;
+  double lower_bound = 0;  // seconds
+  uint64_t steps = 0;      // schedules that were tried
+  double seconds = 0;      // that took
+  bool optimal() const { return schedule.makespan <= lower_bound * (1 + 1e-9); }
+};
+
+/// Never worse than the simple baselines, which it begins with. Ends early at the lower bound.
+/// Threads: one a call.
+Solution solve(const Instance& instance, const SolverOptions& options);
+
+}  // namespace ptc::planner
