@@ -71,7 +71,7 @@ def main():
             for cluster, nodes in CLUSTERS.items():
                 got = plan(arguments.ptc, directory, nodes, path, jobs, "--time", arguments.time)
                 took, bound, others = got["makespan_s"], got["lower_bound_s"], got["instead_s"]
-                practice, anew = others["current practice"], others.pop("optimus, dynamic")
+                practice, anew = others["current practice"], others.pop("optimus, dynamic", float("nan"))
                 part = (practice - took) / (practice - bound)
                 reached.append(part)
                 print(f"{name:19} {cluster:9} {took / practice:9.2f}  {took / min(others.values()):11.2f} "

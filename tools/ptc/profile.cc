@@ -40,6 +40,7 @@ Result<int> run_import(const ProfileOptions& options) {
     PTC_TRY(const std::string text, read_text_file(AT_FDCWD, file, kMostProfileBytes));
     const std::string model =
         options.model.empty() ? model_of(file, options.format) : options.model;
+    if (model.empty()) return invalid_argument("{}: --model says of which model it is", file);
     Result<planner::Published> read =
         options.format == "morphling"
             ? planner::read_morphling(text, file, model, std::stoull(options.batch))

@@ -1,6 +1,7 @@
 // ptc spase: which layout each of many jobs gets, on which GPUs, and in which order.
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <boost/json/object.hpp>
 #include <chrono>
@@ -41,6 +42,7 @@ std::string places(const planner::Instance& instance, const planner::Run& run) {
 
 void print_plan(const planner::Instance& instance, const planner::Solution& solution,
                 const std::vector<planner::Baseline>& others) {
+  const size_t width = ::isatty(1) ? terminal_width(1) : SIZE_MAX / 2;
   Table table({{"TASK"},
                {"GPUS", Table::Align::kRight},
                {"FROM", Table::Align::kRight},
@@ -55,7 +57,7 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
                planner::time_text(run.end), std::to_string(what.batch), printable(what.way),
                printable(places(instance, run))});
   }
-  fmt::print("{}\n", table.to_string(0, terminal_width(1)));
+  fmt::print("{}\n", table.to_string(0, width));
   const double makespan = solution.schedule.makespan;
   const double gap = 100 * (makespan / solution.lower_bound - 1);
   fmt::print("{} until all are done; {} is the least that there can be{}.\n",
@@ -70,7 +72,7 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   for (const planner::Baseline& other : others)
     beside.add({other.name, planner::time_text(other.makespan),
                 fmt::format("{:.2f} x", makespan / other.makespan), other.what});
-  fmt::print("{}", beside.to_string(0, terminal_width(1)));
+  fmt::print("{}", beside.to_string(0, width));
 }
 
 Result<int> run_plan(const SpaseOptions& options) {
@@ -123,7 +125,7 @@ void add_spase(CLI::App& app, Context& context) {
       ->check(number(0.001, 1e6))
       ->capture_default_str();
   plan->add_option("--steps", options->steps,
-                   "schedules to try instead: the same answer on every machine")
+                   "schedules to try instead (at least some 50): the same answer each time")
       ->type_name("N")
       ->check(whole_number(0, uint64_t{1} << 50))
       ->capture_default_str();

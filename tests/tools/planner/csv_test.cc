@@ -35,6 +35,8 @@ TEST(Csv, SaysWhereWhatIsWrong) {
   EXPECT_EQ(csv_complaint("a,b\n1,2,3"),
             "t.csv: line 2, column 5: the header has 2 columns, and this is one more");
   EXPECT_EQ(csv_complaint("a,b\n1,2,,\n"), "taken");  // as some write it
+  EXPECT_EQ(csv_complaint("a,b\n\xe9,2"), "t.csv: it is not UTF-8: iconv makes it so");
+  EXPECT_EQ(csv_complaint(std::string(5000, ',')), "t.csv: line 1: more than 4096 columns");
   const auto csv = Csv::parse("model,iteration\nx,1e999", "t.csv");
   EXPECT_EQ(csv.value().needed("iteration_s").error().message(),
             "t.csv: line 1: there is no column 'iteration_s' (is it 'iteration'?)");
@@ -45,7 +47,7 @@ TEST(Csv, SaysWhereWhatIsWrong) {
 }
 
 TEST(Csv, WritesWhatItReads) {
-  for (const std::string text : {"plain", "a,b", "say \"x\"", "two\nlines"}) {
+  for (const std::string text : {"plain", " blanks ", "a,b", "say \"x\"", "two\nlines"}) {
     const auto csv = Csv::parse("x,y\n" + csv_field(text) + ",1", "t.csv");
     EXPECT_EQ(csv.value().at(0, 0), text);
   }

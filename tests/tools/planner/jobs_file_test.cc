@@ -16,7 +16,7 @@ TEST(JobsFile, ReadsAllOfIt) {
       R"({"cluster": {"nodes": [2, 8]}, "profiles": ["a.csv", "b.csv"], "jobs": [
         {"name": "a", "model": "gpt2", "samples": 1e6, "batch": 256},
         {"name": "b", "model": "bert", "samples": 5, "batch": [64, 1024], "technique": "ddp"},
-        {"name": "c", "model": "bert", "samples": 0.5}]})",
+        {"name": "c", "model": "bert", "samples": 1.5}]})",
       "jobs.json");
   ASSERT_TRUE(file.has_value()) << file.error().message();
   EXPECT_EQ(file.value().nodes[1].name, "w1");
@@ -52,7 +52,7 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(with(R"({"nam": "a"})"),
             "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?)");
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),
-              testing::HasSubstr("a number above 0"));
+              testing::HasSubstr("a number from 1"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1, "batch": [4, 2]})"),
               testing::HasSubstr("[least, most]"));
   EXPECT_THAT(

@@ -40,10 +40,9 @@ TEST(Profile, WhereOnlyGpusAreSaidTheyAreReplicas) {
 TEST(Profile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(profile_complaint("model,batch,iteration_s\n,8,1"),
             "p.csv: line 2, column 1 (model): the model's name is missing");
-  EXPECT_EQ(
-      profile_complaint("model,batch,iteration_s\na,8,0"),
-      "p.csv: line 2, column 5 (iteration_s): an iteration takes more than 0 s and at most 1e9, "
-      "or \"oom\", not '0'");
+  EXPECT_EQ(profile_complaint("model,batch,iteration_s\na,8,0"),
+            "p.csv: line 2, column 5 (iteration_s): an iteration takes 1e-9 to 1e9 s, "
+            "or \"oom\", not '0'");
   EXPECT_THAT(profile_complaint("model,batch,iteration_s\na,8,-1"), HasSubstr("line 2"));
   EXPECT_EQ(profile_complaint("model,batch,iteration_s\na,0.5,1"),
             "p.csv: line 2, column 3 (batch): '0.5' is no whole number from 1 to 1099511627776");

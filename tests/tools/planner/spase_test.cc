@@ -246,5 +246,40 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
               HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least"));
 }
 
+/// A number of GPUs that the nodes cannot give hides none that they can.
+TEST(SpaseInstance, HasWhatItsNodesCanGive) {
+  JobsAndProfiles from;
+  from.file = parse_jobs_file(
+                  R"({"cluster": {"nodes": [4, 4]}, "profiles": "p.csv",
+                      "jobs": [{"name": "a", "model": "m", "samples": 3600}]})",
+                  "jobs.json")
+                  .value();
+  from.rows =
+      parse_profiles("model,batch,gpus,iteration_s\nm,10,1,10\nm,10,6,1\nm,10,8,1.1\n", "p.csv")
+          .value();
+  const auto instance = make_instance(from);
+  ASSERT_TRUE(instance.has_value()) << instance.error().message();
+  EXPECT_NEAR(solve(instance.value(), {}).schedule.makespan, 396, 1e-6);
+  from.file.jobs.front().technique = "dpp";
+  from.rows.front().technique = "ddp";
+  EXPECT_EQ(make_instance(from).error().message(),
+            "job 'a': no profile of 'm' has a technique 'dpp' (did you mean 'ddp'?)");
+}
+
+TEST(Spase, WhatTakesSeveralNodesLeavesTheOthersInTheBaselines) {
+  Instance instance;
+  for (int i = 0; i < 8; ++i) instance.nodes.push_back({"w" + std::to_string(i), 8});
+  for (int i = 0; i < 4; ++i) instance.tasks.push_back({"t", {{16, 2, 3600, 8, "pp"}}, {}});
+  for (const Baseline& other : baselines(instance, 1))
+    EXPECT_EQ(other.makespan, 3600) << other.name;
+}
+
+TEST(Spase, TimesOfAnyLengthCanBeRead) {
+  EXPECT_EQ(time_text(45), "45 s");
+  EXPECT_EQ(time_text(4800), "1 h 20 min");
+  EXPECT_EQ(time_text(300000), "3 d 11 h");
+  EXPECT_EQ(time_text(1e27), "1.16e+22 d");
+}
+
 }  // namespace
 }  // namespace ptc::planner

@@ -5,11 +5,12 @@
 #include <cmath>
 
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 
 namespace ptc::planner {
 namespace {
 
-constexpr size_t kMostCsvBytes = 64 << 20;
+constexpr size_t kMostCsvBytes = 64 << 20, kMostColumns = 4096;
 
 std::string_view trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t");
@@ -22,6 +23,7 @@ std::string_view trimmed(std::string_view text) {
 Result<Csv> Csv::parse(std::string_view text, std::string name) {
   if (text.size() > kMostCsvBytes) return invalid_argument("{}: it has more than 64 MiB", name);
   if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  if (!is_utf8(text)) return invalid_argument("{}: it is not UTF-8: iconv makes it so", name);
   Csv csv;
   csv.name_ = std::move(name);
   bool has_header = false;
@@ -32,8 +34,10 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
     for (bool more = true; more;) {
       row.places.push_back(at - begin + 1);
       std::string field;
+      bool is_quoted = false;
       if (at < text.size() && text[at] == '"') {
         const size_t from = line;
+        is_quoted = true;
         for (++at;; ++at) {
           if (at == text.size())
             return invalid_argument("{}: line {}, column {}: a quote that does not end", csv.name_,
@@ -48,10 +52,13 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
       const size_t end = std::min(text.find_first_of(",\r\n", at), text.size());
       field += text.substr(at, end - at);
       at = end;
-      row.fields.emplace_back(trimmed(field));
+      row.fields.emplace_back(is_quoted ? std::string_view(field) : trimmed(field));
       more = at < text.size() && text[at] == ',';
       if (more) ++at;
     }
+    if (row.fields.size() > kMostColumns)
+      return invalid_argument("{}: line {}: more than {} columns", csv.name_, row.line,
+                              kMostColumns);
     if (at < text.size() && text[at] == '\r') ++at;
     if (at < text.size() && text[at] == '\n') ++at;
     ++line;
@@ -119,7 +126,8 @@ Result<uint64_t> Csv::whole(size_t row, size_t column, uint64_t least, uint64_t 
 }
 
 std::string csv_field(std::string_view text) {
-  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos && trimmed(text) == text)
+    return std::string(text);
   std::string field = "\"";
   for (const char c : text) {
     if (c == '"') field += '"';

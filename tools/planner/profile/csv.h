@@ -15,8 +15,9 @@ namespace ptc::planner {
 class Csv {
  public:
   /// `name` is the file's, for messages: "profiles.csv: line 3, column 7: …". kInvalidArgument: a
-  /// quote that does not end, a row that is longer than the header, a column twice, more than 64
-  /// MiB. A shorter row has empty fields at its end; empty lines are passed over.
+  /// quote that does not end, a row that is longer than the header, a column twice, more than
+  /// 4096 of them, no UTF-8, more than 64 MiB. A shorter row has empty fields at its end; empty
+  /// lines are passed over.
   static Result<Csv> parse(std::string_view text, std::string name);
 
   size_t rows() const { return rows_.size(); }

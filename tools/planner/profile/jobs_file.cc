@@ -49,8 +49,8 @@ class JobParser : JsonSettings {
     const json::value* samples = object_.if_contains("samples");
     if (samples == nullptr) return missing(text_, at_, "samples", "how many are still to be read");
     const double number = samples->is_number() ? samples->to_number<double>() : 0;
-    if (!(number > 0) || number > kMostSamples)
-      return error(below("samples"), "'samples' must be a number above 0, up to 1e18");
+    if (!(number >= 1) || number > kMostSamples)
+      return error(below("samples"), "'samples' must be a number from 1 to 1e18");
     job.samples = number;
     PTC_TRY(batch(job));
     return job;
@@ -153,6 +153,8 @@ class FileParser : JsonSettings {
         file.profiles.emplace_back(one.get_string());
       }
     }
+    if (value != nullptr && file.profiles.empty())
+      return error({"profiles"}, "'profiles' is the name of a file, or a list of such");
     if (file.profiles.empty())
       return missing(text_, {"profiles"}, "profiles", "a file of \"ptc profile\", or several");
     return ok();

@@ -9,9 +9,6 @@
 namespace ptc::planner {
 namespace {
 
-constexpr uint64_t kMostGpus = 1 << 20;
-constexpr double kMostSeconds = 1e9;
-
 /// Words that stand where there is no time.
 bool is_none(std::string_view text) {
   return text == "oom" || text == "none" || text == "failed" || text == "out of memory";
@@ -87,11 +84,10 @@ class Reader {
                         fmt::format("{} of {} GPUs on one node", row.gpus_per_node, row.gpus));
     if (is_none(csv_.at(i, seconds_))) return row;
     PTC_TRY(const double seconds, csv_.number(i, seconds_));
-    if (seconds <= 0 || seconds > kMostSeconds)
-      return csv_.error(
-          i, seconds_,
-          fmt::format("an iteration takes more than 0 s and at most 1e9, or \"oom\", not {}",
-                      ptc::quoted(csv_.at(i, seconds_))));
+    if (seconds < kLeastIteration || seconds > kMostIteration)
+      return csv_.error(i, seconds_,
+                        fmt::format("an iteration takes 1e-9 to 1e9 s, or \"oom\", not {}",
+                                    ptc::quoted(csv_.at(i, seconds_))));
     row.iteration_s = seconds;
     return row;
   }
@@ -133,6 +129,7 @@ std::vector<FrontierPoint> frontier(const std::vector<ProfileRow>& rows, const F
     if (of.gpus_per_node != 0 && row.gpus_per_node != 0 &&
         row.gpus_per_node != std::min(row.gpus, of.gpus_per_node))
       continue;
+    if (of.can_be_had && !of.can_be_had(row.gpus)) continue;
     const double samples_per_s = static_cast<double>(row.batch) / *row.iteration_s;
     FrontierPoint& point = best[row.gpus];
     if (point.row == nullptr || samples_per_s > point.samples_per_s)

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +21,10 @@ namespace ptc::planner {
 
 /// Samples of an iteration, at most.
 inline constexpr uint64_t kMostBatch = uint64_t{1} << 40;
+
+/// Seconds that an iteration takes.
+inline constexpr double kLeastIteration = 1e-9, kMostIteration = 1e9;
+inline constexpr uint64_t kMostGpus = 1 << 20;
 
 /// One trial.
 struct ProfileRow {
@@ -56,6 +61,7 @@ struct FrontierOf {
   uint64_t least_batch = 1, most_batch = UINT64_MAX;
   std::string technique;       // empty: all
   uint32_t gpus_per_node = 0;  // only what was measured packed onto nodes of so many; 0: all
+  std::function<bool(uint32_t gpus)> can_be_had = {};  // empty: any number
 };
 
 /// By GPUs, ascending; those are left out that no more than fewer GPUs give. Rows that were out of

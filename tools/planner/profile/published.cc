@@ -36,7 +36,8 @@ Result<Placed> placed(const Csv& csv, size_t row, size_t column) {
 
 Result<std::optional<double>> seconds(const Csv& csv, size_t row, size_t column) {
   PTC_TRY(const double value, csv.number(row, column));
-  if (value < 0) return csv.error(row, column, "less than no time");
+  if (value != 0 && (value < kLeastIteration || value > kMostIteration))
+    return csv.error(row, column, "an iteration takes 1e-9 to 1e9 s, or 0 where it failed");
   return value == 0 ? std::nullopt : std::optional(value);
 }
 
@@ -118,10 +119,11 @@ Result<Published> read_elasticflow(std::string_view text, const std::string& fil
       for (const char c : title)
         gpus = c >= '0' && c <= '9' && gpus < 1'000'000 ? gpus * 10 + static_cast<uint64_t>(c - '0')
                                                         : 10'000'000;
-      if (gpus == 0 || gpus > 1'000'000)
+      if (gpus == 0 || gpus > kMostGpus)
         return csv.error(i, column, "the column's name is no number of GPUs");
       PTC_TRY(const double per_s, csv.number(i, column));
-      if (per_s < 0) return csv.error(i, column, "fewer than no iterations a second");
+      if (per_s != 0 && (per_s < 1 / kMostIteration || per_s > 1 / kLeastIteration))
+        return csv.error(i, column, "1e-9 to 1e9 iterations a second, or 0 where it failed");
       ProfileRow row;
       row.model = model;
       row.technique = "ddp";

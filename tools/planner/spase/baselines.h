@@ -21,6 +21,7 @@ struct Baseline {
 /// * optimus: in waves. As many tasks as fit get the least, then a GPU more goes to whom it gains
 ///   most, until none is left; the next wave begins when the last of one has ended.
 /// * optimus, dynamic: the same of all that are unfinished whenever one ends; changes cost nothing.
+/// The last two are left out where there are very many tasks and nodes: they take too long.
 std::vector<Baseline> baselines(const Instance& instance, uint64_t seed);
 
 /// Those of them that are choices for ListScheduler, to begin a search with.

@@ -48,6 +48,7 @@ double tick_of(double makespan) {
 }  // namespace
 
 std::string time_text(double seconds) {
+  if (seconds > 1e12) return fmt::format("{:.3g} d", seconds / 86400);
   if (seconds < 100) return fmt::format("{:.3g} s", seconds);
   const auto minutes = static_cast<uint64_t>(std::llround(seconds / 60));
   if (minutes < 60) return fmt::format("{} min", minutes);
@@ -66,8 +67,8 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
   double y = kTop;
   size_t lines = 0;
   for (const NodeOfCluster& node : instance.nodes) {
-    top_of_node.push_back(y);
     if (lines + node.gpus > shown && lines > 0) break;  // the rest is not drawn
+    top_of_node.push_back(y);
     lines += node.gpus;
     y += node.gpus * line + kGap;
   }
@@ -82,8 +83,11 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
       kWidth, height, kWidth, height, kStyle);
   add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} tasks on {} GPUs: {}</text>\n", kMargin,
       instance.tasks.size(), gpus, time_text(schedule.makespan));
-  add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {} (dashed)</text>\n",
-      kMargin, time_text(lower_bound));
+  add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {}</text>\n", kMargin,
+      time_text(lower_bound) + " (dashed)" +
+          (nodes < instance.nodes.size()
+               ? fmt::format("; {} more nodes are not drawn", instance.nodes.size() - nodes)
+               : std::string()));
   const auto x_of = [&](double seconds) { return left + wide * seconds / span; };
   const double tick = tick_of(span);
   for (double at = 0; at <= span * 1.0001; at += tick) {

@@ -29,6 +29,21 @@ Error unknown_model(const JobToTrain& job, const std::vector<ProfileRow>& rows) 
       like ? fmt::format(" (did you mean {}?)", ptc::quoted(*like)) : std::string());
 }
 
+Error no_technique(const JobToTrain& job, const std::vector<ProfileRow>& rows) {
+  std::set<std::string> techniques;
+  for (const ProfileRow& row : rows)
+    if (row.model == job.model) techniques.insert(row.technique);
+  const std::vector<std::string> known(techniques.begin(), techniques.end());
+  if (techniques.contains(job.technique))
+    return invalid_argument("job {}: its technique {} fits nowhere with {}", ptc::quoted(job.name),
+                            ptc::quoted(job.technique), ptc::quoted(job.model));
+  const auto like = nearest_name(job.technique, known);
+  return invalid_argument(
+      "job {}: no profile of {} has a technique {}{}", ptc::quoted(job.name),
+      ptc::quoted(job.model), ptc::quoted(job.technique),
+      like ? fmt::format(" (did you mean {}?)", ptc::quoted(*like)) : std::string());
+}
+
 /// Why none of what the profiles have can be taken.
 Error fits_nowhere(const JobToTrain& job, const std::vector<ProfileRow>& rows, uint32_t largest,
                    uint32_t all) {
@@ -80,10 +95,15 @@ Result<Instance> make_instance(const JobsAndProfiles& from) {
     task.name = job.name;
     const auto configurations = [&](const std::string& technique) {
       std::vector<Configuration> found;
-      FrontierOf of{job.model, job.least_batch, job.most_batch, technique, largest};
+      const FrontierOf of{job.model,
+                          job.least_batch,
+                          job.most_batch,
+                          technique,
+                          largest,
+                          [&](uint32_t gpus) {
+                            return nodes_for(instance.nodes, largest, gpus) != 0; }};
       for (const FrontierPoint& point : frontier(from.rows, of)) {
         const uint32_t nodes = nodes_for(instance.nodes, largest, point.gpus);
-        if (nodes == 0) continue;
         found.push_back({point.gpus, nodes, job.samples / point.samples_per_s, point.row->batch,
                          point.row->way()});
       }
@@ -91,7 +111,10 @@ Result<Instance> make_instance(const JobsAndProfiles& from) {
     };
     task.configurations = configurations("");
     if (task.configurations.empty()) return fits_nowhere(job, from.rows, largest, instance.gpus());
-    if (!job.technique.empty()) task.usual = configurations(job.technique);
+    if (!job.technique.empty()) {
+      task.usual = configurations(job.technique);
+      if (task.usual.empty()) return no_technique(job, from.rows);
+    }
     instance.tasks.push_back(std::move(task));
   }
   return instance;

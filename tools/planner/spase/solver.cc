@@ -25,11 +25,14 @@ class Search {
         scheduler_(instance),
         draw_(options.seed),
         bound_(lower_bound_of(instance)),
-        end_(began_ + options.time) {}
+        end_(began_ + options.time),
+        looks_each_(std::clamp<uint64_t>(
+            1'000'000 / (instance.tasks.size() * instance.nodes.size()), 1, 64)) {}
 
   Solution run() {
     std::vector<Start> starts;
     for (Choice& choice : seeds()) {
+      if (!starts.empty() && options_.steps == 0 && Clock::now() >= end_) break;
       const double makespan = try_out(choice);
       starts.push_back({makespan, std::move(choice)});
     }
@@ -124,7 +127,7 @@ class Search {
     const double cold = std::min(2e-5, heat / 20);
     const double cooling = std::pow(cold / heat, 1.0 / static_cast<double>(steps));
     for (uint64_t step = 0; step < steps; ++step, temperature *= cooling) {
-      if (step % 64 == 0 && done()) return;
+      if (step % looks_each_ == 0 && done()) return;
       if (step == steps / 2) {
         doublings_ = kFine;
         makespan = try_out(now);
@@ -220,6 +223,7 @@ class Search {
   const double bound_;
   const Clock::time_point began_ = Clock::now();
   const Clock::time_point end_;
+  const uint64_t looks_each_;  // whether it is over: so many steps
   uint64_t steps_ = 0;
   int doublings_ = kCoarse;
   uint32_t last_ = 0;  // the task that ended last in the last try
