@@ -12,10 +12,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What is judged besides the makespan, which few changes of many tasks reach: ends of GPUs by their
-// 32nd powers, in which all count, and then by their 256th, in which the last ones do.
+// What is judged besides the makespan. Of few tasks, until when the GPUs are taken, in the mean. Of
+// many, whose makespan few changes reach, ends of GPUs by their 32nd powers, in which all count,
+// and then by their 256th, in which the last ones do.
+constexpr size_t kFew = 50;
+constexpr double kOfMean = 0.1, kOfMakespan = 0.1;
 constexpr int kCoarse = 5, kFine = 8;  // doublings
-constexpr double kOfMakespan = 0.1;    // its weight beside that
 
 class Search {
  public:
@@ -43,7 +45,8 @@ class Search {
     const uint64_t tasks = instance_.tasks.size();
     uint64_t leg = std::clamp<uint64_t>(1500 * tasks, 4000, 60'000);
     // In parts of the makespan: of few tasks each change is a large part of all.
-    const double hot = std::min(0.25, 20 * std::pow(static_cast<double>(tasks), -2.4));
+    const auto count = static_cast<double>(tasks);
+    const double hot = has_few() ? std::max(0.05, 0.8 / count) : 20 * std::pow(count, -2.4);
     for (size_t round = 0; !done(); ++round) {
       const bool is_first = round < std::min<size_t>(4, starts.size());
       const Choice& from = is_first ? starts[round].choice : best_.choice;
@@ -112,8 +115,10 @@ class Search {
   }
 
   double cost(double makespan) const {
+    if (has_few()) return makespan + kOfMean * scheduler_.smooth_end(makespan, 0);
     return kOfMakespan * makespan + (1 - kOfMakespan) * scheduler_.smooth_end(makespan, doublings_);
   }
+  bool has_few() const { return instance_.tasks.size() <= kFew; }
 
   void anneal(const Choice& from, uint64_t steps, double heat) {
     Choice now = from;
@@ -128,7 +133,7 @@ class Search {
     const double cooling = std::pow(cold / heat, 1.0 / static_cast<double>(steps));
     for (uint64_t step = 0; step < steps; ++step, temperature *= cooling) {
       if (step % looks_each_ == 0 && done()) return;
-      if (step == steps / 2) {
+      if (step == steps / 2 && !has_few()) {
         doublings_ = kFine;
         makespan = try_out(now);
         current = cost(makespan);
