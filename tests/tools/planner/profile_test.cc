@@ -99,6 +99,12 @@ TEST(Published, IsReadAsItStands) {
   EXPECT_EQ(elastic.value().rows[0].iteration_s, 0.25);
   EXPECT_EQ(elastic.value().rows[2].iteration_s, std::nullopt);
   EXPECT_EQ(elastic.value().rows[4].gpus, 64u);
+  // What is written can be read again.
+  EXPECT_THAT(read_elasticflow("global_batch_size,1\n32,1e-10", "t.csv", "m").error().message(),
+              HasSubstr("1e-9 to 1e9 iterations a second"));
+  EXPECT_THAT(
+      read_pollux("placement,local_bsz,step_time\n1,4,1e10", "p.csv", "m").error().message(),
+      HasSubstr("1e-9 to 1e9 s"));
   EXPECT_THAT(read_elasticflow("global_batch_size,one\n1,2", "t.csv", "m").error().message(),
               HasSubstr("no number of GPUs"));
 }

@@ -274,6 +274,16 @@ TEST(Spase, WhatTakesSeveralNodesLeavesTheOthersInTheBaselines) {
     EXPECT_EQ(other.makespan, 3600) << other.name;
 }
 
+TEST(Spase, ThePictureSaysWhatItLeavesOut) {
+  Instance instance;
+  instance.nodes = {{"w0", 1024}, {"w1", 1024}, {"left-out", 1024}};
+  instance.tasks = {{"t", {{1024, 1, 40, 8, "a"}}, {}}};
+  const Solution solution = solve(instance, {});
+  const std::string svg = gantt_svg(instance, solution.schedule, solution.lower_bound);
+  EXPECT_THAT(svg, HasSubstr("1 more nodes are not drawn"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("left-out")));
+}
+
 TEST(Spase, TimesOfAnyLengthCanBeRead) {
   EXPECT_EQ(time_text(45), "45 s");
   EXPECT_EQ(time_text(4800), "1 h 20 min");
