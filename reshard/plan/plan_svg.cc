@@ -21,11 +21,6 @@ constexpr double kGap = 6, kMinBar = 14, kMinColumn = 280, kThinnest = 0.6;
 constexpr size_t kMaxTitle = 48;
 
 constexpr std::string_view kStyle = R"(<style>
-  text { font-family: system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; font-size: 12px }
-  .title { font-size: 17px; font-weight: 600 }
-  .ground { fill: #ffffff }
-  .strong { fill: #1c2430 }
-  .weak { fill: #5a6675 }
   .bar { fill: #465264 }
   .kept { fill: #8a95a3 }
   .local { fill: #2f7ed8 }
@@ -33,9 +28,6 @@ constexpr std::string_view kStyle = R"(<style>
   path { fill-opacity: .5 }
   path:hover { fill-opacity: .85 }
   @media (prefers-color-scheme: dark) {
-    .ground { fill: #14181f }
-    .strong { fill: #e8ecf1 }
-    .weak { fill: #9aa6b4 }
     .bar { fill: #b4bfcc }
     .kept { fill: #8d98a6 }
     .local { fill: #58a0f0 }
@@ -103,6 +95,7 @@ class Drawing {
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" "
         "viewBox=\"0 0 {:.0f} {:.0f}\">\n",
         kWidth, height, kWidth, height);
+    out_ += kSvgStyle;
     out_ += kStyle;
     add("<title>{}</title>\n<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
         xml_escaped(title()));

@@ -43,6 +43,21 @@ struct PlanPicture {
 /// that nothing was ever moved.
 std::string plan_svg(const PlanPicture& picture);
 
+/// What pictures have in common: texts (title, strong, weak) and the ground, light and dark.
+inline constexpr std::string_view kSvgStyle = R"(<style>
+  text { font-family: system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; font-size: 12px }
+  .title { font-size: 17px; font-weight: 600 }
+  .ground { fill: #ffffff }
+  .strong { fill: #1c2430 }
+  .weak { fill: #5a6675 }
+  @media (prefers-color-scheme: dark) {
+    .ground { fill: #14181f }
+    .strong { fill: #e8ecf1 }
+    .weak { fill: #9aa6b4 }
+  }
+</style>
+)";
+
 /// `text` inside XML: markup escaped; what XML cannot hold (control characters, what is not UTF-8)
 /// becomes U+FFFD.
 std::string xml_escaped(std::string_view text);

@@ -17,20 +17,12 @@ constexpr double kWidth = 1080, kMargin = 24, kLabels = 96, kTop = 84, kBottom =
 constexpr size_t kMostLines = 2048;
 
 constexpr std::string_view kStyle = R"(<style>
-  text { font-family: system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; font-size: 12px }
-  .title { font-size: 17px; font-weight: 600 }
-  .ground { fill: #ffffff }
-  .strong { fill: #1c2430 }
-  .weak { fill: #5a6675 }
   .grid { stroke: #d5dae1 }
   .bound { stroke: #c2323a; stroke-dasharray: 5 4 }
   .bar { fill-opacity: .8 }
   .bar:hover { fill-opacity: 1 }
   .name { fill: #10151c; font-size: 11px }
   @media (prefers-color-scheme: dark) {
-    .ground { fill: #14181f }
-    .strong { fill: #e8ecf1 }
-    .weak { fill: #9aa6b4 }
     .grid { stroke: #39424f }
   }
 </style>
@@ -79,8 +71,8 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
     fmt::format_to(std::back_inserter(out), format, std::forward<T>(values)...);
   };
   add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" viewBox=\"0 0 "
-      "{:.0f} {:.0f}\">\n{}<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
-      kWidth, height, kWidth, height, kStyle);
+      "{:.0f} {:.0f}\">\n{}{}<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
+      kWidth, height, kWidth, height, kSvgStyle, kStyle);
   add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} tasks on {} GPUs: {}</text>\n", kMargin,
       instance.tasks.size(), gpus, time_text(schedule.makespan));
   add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {}</text>\n", kMargin,
