@@ -20,6 +20,7 @@
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
+#include "store/base/shell_word.h"
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 
@@ -358,7 +359,8 @@ Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered
       "node{} {} {} away, and {} written something into {}: it is committed when {} back, or "
       "without what is there when you say so (echo {} > {}, and the same mv again)",
       one ? "" : "s", fmt::join(missed, ", "), one ? "is" : "are", one ? "has" : "have", label_,
-      one ? "it is" : "they are", fmt::join(missed, " "), "incoming/" + without_file_of(incoming_));
+      one ? "it is" : "they are", fmt::join(missed, " "),
+      shell_word("incoming/" + without_file_of(incoming_)));
 }
 
 Result<> CommitAttempt::draft() {

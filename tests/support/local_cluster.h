@@ -87,7 +87,7 @@ class Hook<Answer(Arguments...)> {
 
  private:
   struct Ending {
-    Ending(const Hook& hook, Set& set) : hook(hook), set(set) {}
+    Ending(const Hook& of, Set& called) : hook(of), set(called) {}
     ~Ending() {
       std::lock_guard lock(hook.mutex_);
       if (--set.calls == 0) hook.ended_.notify_all();

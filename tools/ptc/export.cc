@@ -9,6 +9,7 @@
 
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
+#include "store/base/shell_word.h"
 #include "store/base/size_text.h"
 #include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"

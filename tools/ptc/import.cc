@@ -17,6 +17,7 @@
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
+#include "store/base/shell_word.h"
 #include "store/base/size_text.h"
 #include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"

@@ -61,19 +61,6 @@ std::string padded(std::string_view text, size_t width) {
   return std::string(text) + std::string(used < width ? width - used : 0, ' ');
 }
 
-std::string shell_word(std::string_view text) {
-  constexpr std::string_view kSafe =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+=,";
-  if (!text.empty() && text.find_first_not_of(kSafe) == std::string_view::npos)
-    return std::string(text);
-  std::string word = "'";
-  for (char c : text) {
-    if (c == '\'') word += "'\\''";
-    else word += c;
-  }
-  return word + "'";
-}
-
 std::string printable(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -25,8 +25,6 @@ template <class... Args>
 void say_line(fmt::format_string<Args...> format, Args&&... args) {
   fmt::print("{}\n", printable(fmt::format(format, std::forward<Args>(args)...)));
 }
-/// As one word of a shell's command line: as it is where that is safe, else in single quotes.
-std::string shell_word(std::string_view text);
 /// Whether the locale's characters are UTF-8.
 bool utf8_terminal();
 

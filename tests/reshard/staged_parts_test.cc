@@ -1,0 +1,167 @@
+// What is said of who has written into incoming/: until when, and of which directory.
+#include "reshard/job/staged_parts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "reshard/job/job_place.h"
+#include "reshard/job/job_record.h"
+#include "store/base/step_pool.h"
+#include "tests/reshard/cluster_fixture.h"
+#include "tests/support/becomes.h"
+
+namespace ptc::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class StagedPartsTest : public ::testing::Test {
+ protected:
+  StagedPartsTest() {
+    place_.name = "job";
+    place_.id = "id of the job";
+    place_.dir = dir_.path().string();
+    place_.services.meta = &cluster_.meta();
+    place_.services.cluster = &cluster_.as_seen_by(1);
+    fs::create_directories(place_.incoming_dir());
+    make_job(place_.id);
+  }
+  void make_job(const std::string& id) {
+    JobDecision creates("job");
+    creates.create(id, "2026-01-01T00:00:00Z");
+    EXPECT_TRUE(cluster_.meta().commit(std::move(creates).transaction()).has_value());
+  }
+  void end_job() { EXPECT_TRUE(cluster_.meta().commit({.deletes = {"jobs/job"}}).has_value()); }
+  int64_t put(const std::string& key, const std::string& value) {
+    return cluster_.meta().commit({.puts = {{key, value}}}).value();
+  }
+  std::set<std::string> keys() {
+    std::set<std::string> keys;
+    const auto entries = cluster_.meta().list("staged/").value();
+    for (const MetaEntry& entry : entries) keys.insert(entry.key);
+    return keys;
+  }
+  bool become(const std::set<std::string>& wanted) {
+    return becomes([&] { return keys() == wanted; });
+  }
+  std::string directory(const std::string& name) { return place_.incoming_dir() + "/" + name; }
+  void write_into(const std::string& name) {
+    fs::create_directories(directory(name) + "/rank/0");
+    staged_.closed(name + "/rank/0/model.safetensors");
+  }
+
+  TempDir dir_;
+  LocalCluster cluster_{2};
+  JobPlace place_;
+  StepPool pool_{1};
+  StagedParts staged_{place_};
+};
+
+TEST_F(StagedPartsTest, ItIsSaidOfWhatWasThereAtTheStartAndOfWhatIsClosed) {
+  fs::create_directories(directory("early"));
+  fs::create_directory_symlink("/", directory("elsewhere"));
+  staged_.start(pool_);
+  EXPECT_TRUE(become({"staged/job/early/w1"}));
+  write_into("late");
+  staged_.closed("a file of incoming itself");
+  EXPECT_TRUE(become({"staged/job/early/w1", "staged/job/late/w1"}));
+  put("staged/job/late/w0", place_.id);
+  put("staged/job/late/w7", "id of another job of this name");
+  EXPECT_THAT(staged_.nodes_of("late").value(), ElementsAre("w0", "w1"));
+  EXPECT_THAT(staged_.nodes_of("lat").value(), IsEmpty());
+}
+
+TEST_F(StagedPartsTest, WhatIsClosedInANodeThatIsCutOffIsSaidLater) {
+  staged_.start(pool_);
+  cluster_.fence(1, true);
+  write_into("base");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_THAT(keys(), IsEmpty());
+  cluster_.fence(1, false);
+  EXPECT_TRUE(become({"staged/job/base/w1"}));
+}
+
+/// What was written anew under the name while the commit was told about was not committed.
+TEST_F(StagedPartsTest, ACommitEndsWhatWasSaidBeforeIt) {
+  for (int node = 0; node < 90; ++node)  // more than go into one transaction
+    put("staged/job/base/n" + std::to_string(node), place_.id);
+  put("staged/job/basement/w0", place_.id);
+  const int64_t committed = put("jobs/other", "the commit");
+  put("staged/job/base/w0", place_.id);
+  staged_.start(pool_);
+  staged_.committed("base", committed);
+  EXPECT_TRUE(become({"staged/job/base/w0", "staged/job/basement/w0"}));
+}
+
+TEST_F(StagedPartsTest, ADirectoryThatIsGoneOrRenamedIsNotSpokenOf) {
+  staged_.start(pool_);
+  write_into("tmp");
+  write_into("gone");
+  EXPECT_TRUE(become({"staged/job/gone/w1", "staged/job/tmp/w1"}));
+  fs::rename(directory("tmp"), directory("base"));
+  fs::remove_all(directory("gone"));
+  write_into("other");  // wakes it
+  EXPECT_TRUE(become({"staged/job/base/w1", "staged/job/other/w1"}));
+}
+
+TEST_F(StagedPartsTest, NothingIsSaidOfAJobThatIsGone) {
+  staged_.start(pool_);
+  write_into("base");
+  EXPECT_TRUE(become({"staged/job/base/w1"}));
+  end_job();
+  make_job("id of the next");
+  put("staged/job/base/w0", "id of the next");
+  staged_.committed("base", 1 << 30);  // it was, but what is said now is of the next job
+  write_into("late");
+  staged_.stop();
+  staged_.committed("late", 1 << 30);
+  EXPECT_EQ(keys(), (std::set<std::string>{"staged/job/base/w0", "staged/job/base/w1"}));
+  EXPECT_THAT(staged_.nodes_of("base").value(), ElementsAre("w1"));
+}
+
+TEST_F(ClusterTest, WhatIsSaidOfIncomingGoesWithTheJob) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  const JobRef job = cluster_.job(2, "job");
+  ASSERT_NE(job, nullptr);
+  write(2, LayoutSpec());
+  job->note_closed("base/rank/0/model.safetensors");
+  const auto said = [&] { return cluster_.meta().list("staged/job/").value(); };
+  ASSERT_TRUE(becomes([&] { return said().size() == 1; }));
+  ASSERT_TRUE(cluster_.store(0).remove_job("job", true).has_value());
+  EXPECT_THAT(said(), IsEmpty());
+}
+
+TEST_F(ClusterTest, WhatIsOlderThanADirectoryDoesNotSayWhatItGoesWithout) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  write_file(incoming(2) + "/rank/0/rng.bin", "of w2");
+  cluster_.job(2, "job")->note_closed("base/rank/0/rng.bin");
+  ASSERT_TRUE(becomes([&] { return cluster_.meta().list("staged/job/").value().size() == 1; }));
+  cluster_.stop(2);
+  const std::string without = incoming(0) + ".without";
+  write_file(without, "w1\nw2\n");
+  write(0, LayoutSpec());
+  const auto of_now = fs::last_write_time(incoming(0));
+  fs::last_write_time(without, of_now - std::chrono::milliseconds(1));
+  Result<> refused = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), Code::kUnavailable);
+  EXPECT_THAT(refused.error().message(), HasSubstr("node w2 is away"));
+  fs::last_write_time(without, of_now);
+  commit(0);
+  EXPECT_FALSE(fs::exists(without));
+  expect_everywhere({0, 1}, LayoutSpec());
+}
+
+}  // namespace
+}  // namespace ptc::testing
