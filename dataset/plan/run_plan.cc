@@ -50,8 +50,7 @@ Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp,
   if (!same_run) {
     return invalid_argument(
         "{} samples of this run are consumed in the order of seed {}, shuffle {}: neither can "
-        "change any more "
-        "(another job can begin anew)",
+        "change any more (rm -r dataset forgets the run, and the next one begins anew)",
         consumed, run_.seed, run_.shuffle.name());
   }
   Segment wanted = segment_of(order, dp, consumed);
@@ -65,9 +64,10 @@ Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp,
     if (!order.round_down) {
       return invalid_argument(
           "{} consumed samples are not whole steps of batch {} from {} on: the nearest ends of "
-          "steps are {} and "
-          "{}. Write one of them to `consumed`, or say \"round\": \"down\" to repeat from {} on",
-          consumed, last().batch, last().from, below, above, below);
+          "steps are {} and {}. Write {} to `consumed` once the job is there, go back to a "
+          "checkpoint that was committed with {}, or say \"round\": \"down\" in order.json to "
+          "repeat from {} on",
+          consumed, last().batch, last().from, below, above, above, below, below);
     }
     wanted.from = below;
     wanted.repeats = consumed - below;

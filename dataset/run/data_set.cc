@@ -220,6 +220,7 @@ Result<> DataSet::Impl::look() {
     indexed_saved = now.saved;
     indexing = to_index.has_value();
     index_error.clear();
+    read_errors.clear();
     progress = into;
   }
   end_indexing();
@@ -559,10 +560,10 @@ void DataSet::conceal_refused(std::string_view file, const std::string& why) {
 
 void DataSet::note_read_error(const Error& error) {
   MutexLock lock(impl_->mutex);
-  std::deque<std::string>& errors = impl_->read_errors;
-  if (std::find(errors.begin(), errors.end(), error.message()) != errors.end()) return;
+  std::deque<Impl::ReadError>& errors = impl_->read_errors;
+  std::erase_if(errors, [&](const auto& known) { return known.what == error.message(); });
   if (errors.size() == kMostReadErrors) errors.pop_front();
-  errors.push_back(error.message());
+  errors.push_back({error.message(), std::chrono::steady_clock::now()});
 }
 
 void DataSet::wait_settled() const {

@@ -137,7 +137,8 @@ class DataSet {
 
   /// Where it says why source.json, order.json or consumed was refused: says `why` instead.
   void conceal_refused(std::string_view file, const std::string& why);
-  /// An error of reading a shard: the last few are in status_json().
+  /// An error of reading a shard: the last few of ten minutes are in status_json(), until
+  /// source.json is saved again.
   void note_read_error(const Error& error);
   /// Until nothing is indexed or to be decided; for tests.
   void wait_settled() const;

@@ -57,7 +57,11 @@ struct DataSet::Impl {
   std::string index_error PTC_GUARDED_BY(mutex);  // why indexed_text has no source
   std::string refused PTC_GUARDED_BY(mutex);      // what was not accepted last
   std::string pending PTC_GUARDED_BY(mutex);      // why the plan is not what it should be
-  std::deque<std::string> read_errors PTC_GUARDED_BY(mutex);
+  struct ReadError {
+    std::string what;
+    std::chrono::steady_clock::time_point last;
+  };
+  std::deque<ReadError> read_errors PTC_GUARDED_BY(mutex);
   bool look_wanted PTC_GUARDED_BY(mutex) = true, looking PTC_GUARDED_BY(mutex) = false;
   bool loaded PTC_GUARDED_BY(mutex) = false;
   uint64_t looks_begun PTC_GUARDED_BY(mutex) = 0, looks_done PTC_GUARDED_BY(mutex) = 0;

@@ -10,6 +10,7 @@ namespace ptc {
 namespace {
 
 constexpr size_t kMostSkippedListed = 100;
+constexpr std::chrono::minutes kReadErrorsAreShown{10};
 
 json::object source_json(const SampleSource& source) {
   json::object object{{"format", format_name(source.format())},
@@ -88,12 +89,11 @@ std::string DataSet::status_json() const {
     object["batch"] = impl.state.plan->last().batch;
     object["dp"] = impl.state.plan->last().dp;
   }
-  if (!impl.read_errors.empty()) {
-    json::array errors;
-    for (const std::string& what : impl.read_errors)
-      errors.push_back(json::string(printable(what, 4096)));
-    object["read_errors"] = std::move(errors);
-  }
+  json::array read_errors;
+  const auto forgotten = std::chrono::steady_clock::now() - kReadErrorsAreShown;
+  for (const Impl::ReadError& one : impl.read_errors)
+    if (one.last >= forgotten) read_errors.push_back(json::string(printable(one.what, 4096)));
+  if (!read_errors.empty()) object["read_errors"] = std::move(read_errors);
   return pretty_json(object);
 }
 

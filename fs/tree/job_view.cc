@@ -162,8 +162,7 @@ EditableFile::Source JobView::agreed(std::string name, EditableFile::Source sour
 }
 
 void JobView::conceal_refusal(const std::string& name) {
-  const std::string instead =
-      "what was refused is not for all to read who may read this file, and so is not told";
+  const std::string instead = kNotToldToAll;
   job_->conceal_refused_save(name, instead);
   const std::string below = std::string(kDataSetName) + "/";
   if (name.starts_with(below) && data_set_ != nullptr)

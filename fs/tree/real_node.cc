@@ -358,10 +358,12 @@ void RealNode::note_written(int fd) const {
     return std::string(path, size > 0 ? static_cast<size_t>(size) : 0);
   };
   struct stat stat = {};
-  if (::fstat(fd, &stat) != 0 || stat.st_nlink == 0 || !S_ISREG(stat.st_mode)) return;
+  if (::fstat(fd, &stat) != 0 || stat.st_nlink == 0) return;
   std::string path = path_of(fd);
   std::string incoming = path_of(job_->incoming_fd().get()) + "/";
-  if (path.starts_with(incoming)) job_->job().note_closed(path.substr(incoming.size()));
+  if (!path.starts_with(incoming)) return;
+  if (S_ISREG(stat.st_mode)) job_->job().note_closed(path.substr(incoming.size()));
+  else if (S_ISDIR(stat.st_mode)) job_->job().note_moved_in(path.substr(incoming.size()));
 }
 
 UniqueFd RealNode::note_moved(const HeldFd& directory, const std::string& name) const {
@@ -642,6 +644,8 @@ FsResult<NodeRef> RealNode::make_link(Node& node, const std::string& name) {
                  AT_SYMLINK_FOLLOW) != 0) {
       return last_errno();
     }
+    const UniqueFd linked(::openat(directory.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (linked.valid()) note_written(linked.get());
     return node.shared_from_this();
   });
 }

@@ -50,8 +50,8 @@ class RealNode : public Node {
   /// It has lost a name. Of a file that has none left, space is counted until it is closed
   /// (Quotas).
   void note_unlinked();
-  /// Tells the job that the file was written, if its name, by which `fd` was opened, is below
-  /// incoming/.
+  /// Tells the job that the file was written, or that a directory has come to be there, if its
+  /// name, by which `fd` was opened, is below incoming/.
   void note_written(int fd) const;
   /// A name in this directory, `directory`, has come to be another file's: opened with O_PATH.
   UniqueFd note_moved(const HeldFd& directory, const std::string& name) const;

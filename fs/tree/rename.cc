@@ -162,7 +162,8 @@ FsResult<> RealNode::rename(const Caller& caller, const std::string& name, Node&
   // What was written under a temporary name is complete now.
   const UniqueFd moved = target->note_moved(target_dir, target_name);
   if (moved.valid()) note_written(moved.get());
-  if ((flags & RENAME_EXCHANGE) != 0) note_moved(source_dir, name);
+  if ((flags & RENAME_EXCHANGE) != 0)
+    if (const UniqueFd back = note_moved(source_dir, name); back.valid()) note_written(back.get());
   return ok();
 }
 

@@ -179,6 +179,10 @@ void Tree::attributes_changed(const std::string& job_name) {
     recount(*job);
 }
 
+void Tree::text_opens(const std::string& job_name, const std::string& file) {
+  if (JobViewRef view = known_view(job_name)) view->conceal_refusal(file);
+}
+
 void Tree::data_set_changed(const std::string& job_name) {
   // Who has not looked at the job yet reads the metadata when somebody does.
   if (JobViewRef view = known_view(job_name)) view->data_set().catch_up();

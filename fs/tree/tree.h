@@ -109,6 +109,7 @@ class Tree : public JobListener {
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
   void space_changed(const std::string& job) override;
   void images_removed(const std::string& job) override;
+  void text_opens(const std::string& job, const std::string& file) override;
   void attributes_changed(const std::string& job) override;
   void data_set_changed(const std::string& job) override;
   Result<> contents_mended(const std::string& job, const std::string& checkpoint) override;

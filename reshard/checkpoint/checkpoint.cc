@@ -22,8 +22,6 @@ namespace {
 /// Of all files of a layout, in memory as long as it is known where everything is in them.
 constexpr uint64_t kMostLayoutLiteralBytes = uint64_t{4} << 30;
 
-bool is_npy(std::string_view path) { return path.ends_with(".npy"); }
-
 bool is_within(const Box& box, const Shape& shape) {
   return box.axes() == shape.size() && (box.empty() || intersect(box, Box::whole(shape)) == box);
 }
@@ -119,7 +117,7 @@ std::string Checkpoint::file_of(const Model& model, uint32_t tensor, const Layou
                                 const StateCoords& state) const {
   const std::string& file = model.tensors()[tensor].file;
   // An .npy is named after its tensor, and that may be local to the stage.
-  if (!is_npy(file) ||
+  if (!is_one_array(file) ||
       (spec.naming == Naming::kGlobal && manifest().written_spec.naming == Naming::kGlobal))
     return file;
   Result<std::string> path = tensor_path(model.local_name(tensor, spec, state.pp));
@@ -134,7 +132,7 @@ Result<Checkpoint::HeldByName> Checkpoint::held_by_name(const OfSpec& of_spec,
   HeldByName by_name;
   for (Model::Held& part : held) {
     std::string file = file_of(model, part.tensor, spec, state);
-    std::string name = is_npy(file) ? "" : model.local_name(part.tensor, spec, state.pp);
+    std::string name = is_one_array(file) ? "" : model.local_name(part.tensor, spec, state.pp);
     by_name.emplace(file + '\0' + name, std::move(part));
   }
   return by_name;
@@ -148,7 +146,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
   layout.bytes = file.bytes;
   PTC_TRY(const FileOutline outline, outline_of(file));
   std::optional<DType> declared;
-  if (is_npy(group)) {
+  if (is_one_array(group)) {
     const auto it = held.find(group + '\0');
     if (it != held.end()) declared = model().tensors()[it->second.tensor].dtype;
   }
@@ -158,7 +156,7 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
   layout.gaps_are_others = found.gaps_are_others;
   for (size_t i = 0; i < found.tensors.size(); ++i) {
     const TensorEntry& entry = found.tensors[i];
-    auto it = held.find(group + '\0' + (is_npy(group) ? std::string() : entry.name));
+    auto it = held.find(group + '\0' + (is_one_array(group) ? std::string() : entry.name));
     const bool known =
         it != held.end() &&
         (file.boxes ? i < found.boxes.size() &&
@@ -182,6 +180,18 @@ Result<ImageLayout> Checkpoint::written_layout(uint32_t file_index, const HeldBy
     }
   }
   if (!found.same_as.empty()) sort_arrays(layout.arrays.own());
+  return layout;
+}
+
+std::optional<ImageLayout> Checkpoint::stored_layout(uint32_t file_index) const {
+  const std::shared_ptr<const StoredState> now = stored();
+  if (now == nullptr || state_key(now->spec) != state_key(manifest().written_spec)) return {};
+  const WrittenFile& file = manifest().files[file_index];
+  const int64_t image = now->find(manifest().owner_of(file), file.path);
+  if (image < 0) return {};
+  ImageLayout layout = now->held->with_lost()[image];
+  layout.node = 0;
+  layout.memory = {};
   return layout;
 }
 
@@ -484,10 +494,14 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
       const uint32_t owner = manifest().owner_of(file);
       files.push_back({file.path, {}, owner});
       if (!known.contains({owner, file.path})) {
-        if (by_name.empty()) {
-          PTC_TRY(by_name, held_by_name(of_spec, state));
+        if (std::optional<ImageLayout> stored = stored_layout(i)) {
+          files.back().layout = *std::move(stored);
+        } else {
+          if (by_name.empty()) {
+            PTC_TRY(by_name, held_by_name(of_spec, state));
+          }
+          PTC_TRY(files.back().layout, written_layout(i, by_name));
         }
-        PTC_TRY(files.back().layout, written_layout(i, by_name));
       }
       done.insert(file.path);
     }
@@ -495,6 +509,8 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
   PTC_TRY(auto held, of_spec.holdings.of(state));
   std::map<std::string, std::vector<Model::Held>> groups;
   for (Model::Held& part : held) {
+    const std::string& file = of_spec.model->tensors()[part.tensor].file;
+    if (!is_one_array(file) && done.contains(file)) continue;  // there may be very many
     std::string path = file_of(*of_spec.model, part.tensor, spec, state);
     if (!done.contains(path)) groups[path].push_back(std::move(part));
   }

@@ -222,6 +222,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::string file_of(const Model& model, uint32_t tensor, const LayoutSpec& spec,
                       const StateCoords& state) const;
   Result<ImageLayout> written_layout(uint32_t file, const HeldByName& held) const;
+  /// The same of a file that is stored as it was written, which was made for its image.
+  std::optional<ImageLayout> stored_layout(uint32_t file) const;
   Result<FileOutline> outline_of(const WrittenFile& file) const;
   /// What distributed checkpointing wrote, by directory.
   Result<std::map<std::string, std::vector<DcpTable>>> tables_of_dcp() const;

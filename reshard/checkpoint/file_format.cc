@@ -123,17 +123,35 @@ bool may_be_torch(std::string_view path) {
                      [&](std::string_view ending) { return path.ends_with(ending); });
 }
 
-const FileFormat& format_of(std::string_view path, bool in_set) {
-  if (path.ends_with(".distcp")) return dcp_format();
-  if (in_set) return may_be_torch(path) ? dcp_format() : safetensors_format();
-  if (path.ends_with(".npy")) return npy_format();
-  if (is_megatron_buckets(path)) return megatron_buckets_format();
-  return may_be_torch(path) ? torch_format() : safetensors_format();
+namespace {
+
+/// The first that takes a file is its format.
+constexpr FormatRow kFormats[] = {
+    {"distributed checkpointing",
+     [](std::string_view path, bool in_set) {
+       return path.ends_with(".distcp") || (in_set && may_be_torch(path));
+     },
+     dcp_format, ""},
+    {"NumPy", [](std::string_view path, bool in_set) { return !in_set && path.ends_with(".npy"); },
+     npy_format, ".npy", /*keeps_values=*/false, /*is_one_array=*/true},
+    {"Megatron's distributed optimizer",
+     [](std::string_view path, bool in_set) { return !in_set && is_megatron_buckets(path); },
+     megatron_buckets_format, "", /*keeps_values=*/true},
+    {"torch.save", [](std::string_view path, bool in_set) { return !in_set && may_be_torch(path); },
+     torch_format, "", /*keeps_values=*/true},
+    {"safetensors", [](std::string_view, bool) { return true; }, safetensors_format,
+     ".safetensors"}};
+
+}  // namespace
+
+const FormatRow& format_row(std::string_view path, bool in_set) {
+  return *std::find_if(std::begin(kFormats), std::end(kFormats),
+                       [&](const FormatRow& row) { return row.takes(path, in_set); });
 }
 
-bool keeps_values(std::string_view path) {
-  const FileFormat& format = format_of(path, false);
-  return &format == &torch_format() || &format == &megatron_buckets_format();
+bool is_named_for_tensors(std::string_view path) {
+  const std::string_view ending = format_row(path, false).ending;
+  return !ending.empty() && path.ends_with(ending);
 }
 
 }  // namespace ptc

@@ -104,10 +104,27 @@ class FileFormat {
   }
 };
 
-/// Of a file that holds tensors, by its name. `in_set`: it is a shard.
-const FileFormat& format_of(std::string_view path, bool in_set);
-/// Whether such a file is made like those that ranks wrote, with what these have beside tensors.
-bool keeps_values(std::string_view path);
+/// What a file's name says of its format.
+struct FormatRow {
+  std::string_view name;
+  /// `in_set`: it is a shard.
+  bool (*takes)(std::string_view path, bool in_set);
+  const FileFormat& (*format)();
+  /// Only files of this format end so: one that does holds tensors, or is broken. Empty: its name
+  /// says only that it may, or others say what is in it.
+  std::string_view ending;
+  bool keeps_values = false;  // a new one has what those that ranks wrote have beside tensors
+  bool is_one_array = false;  // which is named by the path
+};
+/// Of a file that holds tensors, or may.
+const FormatRow& format_row(std::string_view path, bool in_set);
+inline const FileFormat& format_of(std::string_view path, bool in_set) {
+  return format_row(path, in_set).format();
+}
+inline bool keeps_values(std::string_view path) { return format_row(path, false).keeps_values; }
+inline bool is_one_array(std::string_view path) { return format_row(path, false).is_one_array; }
+/// Whether its name says that it holds tensors.
+bool is_named_for_tensors(std::string_view path);
 /// Whether a file of this name may be torch.save's with tensors of a model; it may as well be
 /// something else. Those of random generators (`rng_state_0.pth`) are not.
 bool may_be_torch(std::string_view path);

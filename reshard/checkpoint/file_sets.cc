@@ -12,6 +12,7 @@
 #include "reshard/checkpoint/dcp_tree.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/described_set.h"
+#include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/megatron_names.h"
 #include "reshard/checkpoint/written_torch_file.h"
 #include "store/base/json.h"
@@ -94,7 +95,7 @@ Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t globa
     for (size_t i = 0; i < files->size(); ++i) {
       const StateFile& file = (*files)[i];
       FileSet::Entry entry{file.path, file.layout.bytes, "", facts_->rights_in(file.path)};
-      if (file.path.ends_with(".npy")) {
+      if (is_one_array(file.path)) {
         DType dtype = model().tensors()[file.layout.arrays.front().tensor].dtype;
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
           entry.dtype = dtype_name(dtype);

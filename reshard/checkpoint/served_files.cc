@@ -15,8 +15,9 @@
 namespace ptc {
 namespace {
 
-/// Of the files of all workers together: they are described when the directory is opened.
-constexpr size_t kMostParts = 8'000'000;
+/// Of the files of all workers together: each is laid out, for its size, when somebody looks into
+/// the directory, which takes some seconds.
+constexpr size_t kMostParts = 2'000'000;
 
 std::string bytes_of_float(float value) {
   static_assert(std::endian::native == std::endian::little, "as safetensors has them");
@@ -153,11 +154,14 @@ Result<FileSetRef> Checkpoint::served_files(const ServedLayout& layout,
         first = false;
       }
       for (uint32_t w = worker.value_or(0); w < (worker ? *worker + 1 : layout.workers()); ++w) {
-        PTC_TRY(auto file, served_file(*all, layout, w));
-        const uint64_t bytes = file.bytes;
-        set->add({layout.file_name(w), bytes, "", rights}, DescribedSet::Kind::kComputed,
-                 [file = std::make_shared<const ImageLayout>(std::move(file))](
-                     const ContentSource& source) { return source.open_gathered(file); });
+        PTC_TRY(const auto file, served_file(*all, layout, w));
+        // Made again for who opens it: that of all workers would take very much memory.
+        set->add(
+            {layout.file_name(w), file.bytes, "", rights}, DescribedSet::Kind::kComputed,
+            [this, all, layout, w](const ContentSource& source) -> Result<FileContentRef> {
+              PTC_TRY(auto made, served_file(*all, layout, w));
+              return source.open_gathered(std::make_shared<const ImageLayout>(std::move(made)));
+            });
       }
       return ok();
     };

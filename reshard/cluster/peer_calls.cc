@@ -12,7 +12,7 @@ std::vector<Result<std::string>> PeerCalls::call_all(
              [&](size_t i) {
                return call(questions[i].node, row, std::string(questions[i].request), time, stop);
              },
-             kAtWorkAtOnce)
+             row.method == PeerMethod::kPart ? kAllAtOnce : kAtWorkAtOnce)
       .wait();
 }
 

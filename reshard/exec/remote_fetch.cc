@@ -13,7 +13,8 @@ namespace ptc {
 namespace {
 
 constexpr uint32_t kMostAttempts = 8;
-constexpr int kStreams = 2;                 // from each node
+constexpr size_t kStreams = 2;              // from each node
+constexpr size_t kNodesAtOnce = 16;         // others come when these have given all
 constexpr uint64_t kBatchBytes = 16 << 20;  // asked for at a time: many round trips' worth
 
 uint64_t bytes_to_come(const std::vector<FetchItem>& items) {
@@ -190,14 +191,22 @@ Result<> RemoteFetch::run(std::stop_token stop) {
   };
   {
     std::vector<std::jthread> threads;
-    for (int stream = 0; stream < kStreams; ++stream) {
-      for (auto& [node, lane] : lanes_)
-        threads.emplace_back(
-            [&, lane = &lane] { note(fetch_lane(*lane, lanes_stop.get_token())); });
-      for (auto& [node, lane] : relayed_)
-        threads.emplace_back(
-            [&, lane = &lane] { note(fetch_relayed(*lane, lanes_stop.get_token())); });
-    }
+    // Those that wait for what others pass on have threads of their own: others may wait for what
+    // the rest bring.
+    const auto begin = [&](auto& lanes,
+                           Result<> (RemoteFetch::*fetch_all)(Lane&, const std::stop_token&)) {
+      std::vector<Lane*> all;
+      for (auto& [node, lane] : lanes) all.push_back(&lane);
+      const size_t at_once = std::min(all.size(), kNodesAtOnce);
+      for (size_t i = 0; i < kStreams * at_once; ++i)
+        threads.emplace_back([&, all, first = i / kStreams, at_once, fetch_all] {
+          for (size_t lane = first; lane < all.size() && !lanes_stop.stop_requested();
+               lane += at_once)
+            note((this->*fetch_all)(*all[lane], lanes_stop.get_token()));
+        });
+    };
+    begin(lanes_, &RemoteFetch::fetch_lane);
+    begin(relayed_, &RemoteFetch::fetch_relayed);
   }
   MutexLock lock(shared.mutex);
   if (shared.first_error) return *std::move(shared.first_error);

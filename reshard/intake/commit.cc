@@ -519,7 +519,7 @@ void hash_alone(int dir_fd, int fd, Found& file, const LayoutSpec& spec, const M
                 HashCache& hashes, std::stop_token stop) {
   const FileToHashRef source = to_hash(dir_fd, file);
   const bool torch = may_be_torch(file.path);
-  if (!file.path.ends_with(".safetensors") && !file.path.ends_with(".npy") && !torch) {
+  if (!is_named_for_tensors(file.path) && !torch) {
     (void)hash_file(*source, FileState::kOpen, hashes, stop);
     return;
   }

@@ -193,7 +193,7 @@ Result<std::string> list_files(int dir_fd) {
   if (consumed) root["consumed"] = fmt::format("{} {}", consumed->count, consumed->file);
   const bool torch = torch_files_count(found);
   for (Found& file : found) {
-    if (!file.index && (file.path.ends_with(".safetensors") || file.path.ends_with(".npy"))) {
+    if (!file.index && is_named_for_tensors(file.path)) {
       Result<> read = read_header(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
     } else if (torch && may_be_torch(file.path) && !is_megatron_buckets(file.path)) {

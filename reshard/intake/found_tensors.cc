@@ -23,7 +23,7 @@ namespace {
 /// What the user attribute says that the elements of an .npy are.
 Result<std::optional<DType>> declared_dtype_of(int fd, const Found& file) {
   std::optional<DType> declared;
-  if (!file.path.ends_with(".npy")) return declared;
+  if (!is_one_array(file.path)) return declared;
   char text[32];
   const ssize_t length = fgetxattr(fd, "user.ptc.dtype", text, sizeof text);
   if (length > 0) {
@@ -115,9 +115,8 @@ Result<> check_outlines(std::span<const Found* const> files, uint64_t limit) {
 }
 
 bool torch_files_count(const std::vector<Found>& found) {
-  return std::none_of(found.begin(), found.end(), [](const Found& file) {
-    return file.path.ends_with(".safetensors") || file.path.ends_with(".npy");
-  });
+  return std::none_of(found.begin(), found.end(),
+                      [](const Found& file) { return is_named_for_tensors(file.path); });
 }
 
 namespace {
@@ -125,7 +124,7 @@ namespace {
 /// Of files on other nodes, whose outlines these have sent, what more these say.
 Result<> read_outlines_elsewhere(std::vector<Found>& found) {
   for (Found& file : found) {
-    if (file.node == nullptr || !file.has_tensors || file.path.ends_with(".npy")) continue;
+    if (file.node == nullptr || !file.has_tensors || is_one_array(file.path)) continue;
     PTC_TRY(auto tensors, format_of(file.path, !file.set.empty())
                               .tensors({file.header, file.version.bytes}, file.path, {}));
     if (tensors.tensors.size() != file.tensors.size())
@@ -176,7 +175,7 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   const auto is_safetensors = [](const Found& file) {
     return file.path.ends_with(".safetensors") || !file.set.empty();
   };
-  const auto is_npy = [](const Found& file) { return file.path.ends_with(".npy"); };
+  const auto is_npy = [](const Found& file) { return is_one_array(file.path); };
   const bool torch = !any(is_safetensors) && torch_files_count(found);
   if (has_deepspeed(found)) return find_deepspeed(dir_fd, found, executor, stop);
   if (any(is_safetensors)) {

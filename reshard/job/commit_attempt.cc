@@ -240,7 +240,10 @@ void CommitAttempt::settle_doubt() {
   auto is_known = [&](const KnownJob& known) {
     return known.damaged_ids.contains(id_) || known.find_id(id_) != nullptr;
   };
-  const bool done = is_known(*job_.knowledge.now());
+  const JobKnowledge::Snapshot known = job_.knowledge.now();
+  const bool done = is_known(*known);
+  if (const CheckpointRecord* record = known->find_id(id_); record != nullptr)
+    record_.meta_revision = record->meta_revision;
   end(done ? Result<>(ok())
            : make_error(Code::kUnavailable, "{} was not committed: it is put back", label_));
 }
@@ -274,6 +277,11 @@ Result<> CommitAttempt::prepare() {
                                       const auto attempt = weak.lock();
                                       return attempt == nullptr || attempt->withdraw();
                                     }));
+  if (share_ == nullptr) {
+    PTC_TRY(const bool lost, job_.staged.was_lost(incoming_));
+    if (lost && !is_among(all_.goes_without(incoming_), job_.place.services.node))
+      return lost_with_its_store(job_.place.services.node, incoming_);
+  }
   PTC_TRY(take_elsewhere());
   if (share_ == nullptr && elsewhere_.empty())
     return make_error(Code::kNotFound, "{} is on no node: No such file or directory", label_);
@@ -311,10 +319,12 @@ Result<> CommitAttempt::take_elsewhere() {
   asked_.insert(asked_.end(), others.begin(), others.end());
   Answers<std::string> taken(others.size(), [&](size_t i) { return take(others[i]); });
   std::vector<Result<std::string>> listings = taken.wait();
+  const std::vector<std::string> goes_without = all_.goes_without(incoming_);
   Result<> result = ok();
   std::set<std::string> answered;
   for (size_t i = 0; i < others.size(); ++i) {
     Result<std::string>& listing = listings[i];
+    if (listing.has_error() && is_among(goes_without, others[i])) listing = std::string();
     if (listing.has_value() && listing.value() == kAway) listing.value().clear();
     else answered.insert(others[i]);
     if (listing.has_error()) {

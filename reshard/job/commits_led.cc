@@ -144,16 +144,22 @@ std::vector<std::string> CommitsLed::goes_without(const std::string& incoming) c
   const auto directory =
       open_file(AT_FDCWD, uses_.place.incoming_dir(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   if (directory.has_error()) return nodes;
-  struct stat staged {
+  // One that was written before what is there now was made speaks of something else. Who copies a
+  // directory gives it an older time, but not of its birth and of its change.
+  struct statx staged {
   }, said{};
-  const auto find = [&](const std::string& name, struct stat& facts) {
-    return ::fstatat(directory.value().get(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0;
+  const auto find = [&](const std::string& name, struct statx& facts) {
+    return ::statx(directory.value().get(), name.c_str(), AT_SYMLINK_NOFOLLOW,
+                   STATX_MTIME | STATX_CTIME | STATX_BTIME, &facts) == 0;
   };
-  // One that is older than what is there now was said of something else.
+  const auto is_before = [](const statx_timestamp& a, const statx_timestamp& b) {
+    return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
+  };
   if (!find(without_file_of(incoming), said)) return nodes;
-  if (find(incoming, staged) && std::tie(said.st_mtim.tv_sec, said.st_mtim.tv_nsec) <
-                                    std::tie(staged.st_mtim.tv_sec, staged.st_mtim.tv_nsec))
-    return nodes;
+  if (find(incoming, staged)) {
+    const bool has_birth = (staged.stx_mask & STATX_BTIME) != 0;
+    if (is_before(said.stx_ctime, has_birth ? staged.stx_btime : staged.stx_ctime)) return nodes;
+  }
   const auto text = read_text_file(directory.value().get(), without_file_of(incoming), kMostBytes,
                                    FileKind::kOwn);
   if (text.has_error()) return nodes;

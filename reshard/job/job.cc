@@ -350,6 +350,7 @@ void Job::note_closed(const std::string& path) {
   impl_->staged.closed(path);
   impl_->hashing.closed(path);
 }
+void Job::note_moved_in(const std::string& path) { impl_->staged.closed(path + "/"); }
 void Job::note_writer(uint64_t inode) { impl_->hashing.hashes().forget(inode); }
 
 Result<> Job::commit(const std::string& incoming, const std::string& name,

@@ -52,7 +52,12 @@ struct JobServices {
   std::function<bool()> catch_up = [] { return false; };
   PieceSizes pieces = {};      // of files that nodes give each other
   bool reads_damaged = false;  // also what is known to be wrong
+  std::string store_id = {};   // empty: of a store that is alone
 };
+
+/// Why a save was refused, once others may read the text who could not then.
+inline constexpr const char* kNotToldToAll =
+    "what was refused is not for all to read who may read this file, and so is not told";
 
 /// Somebody who shows the job to the world and must hear when what it shows has changed.
 struct JobListener {
@@ -74,6 +79,8 @@ struct JobListener {
   /// Images of the job are not in the store any more; whoever still holds such a file keeps its
   /// memory.
   virtual void images_removed(const std::string& /*job*/) {}
+  /// A text is about to be opened to somebody who could not read it.
+  virtual void text_opens(const std::string& /*job*/, const std::string& /*file*/) {}
   /// Owners or modes that are agreed on have changed, here or on another node.
   virtual void attributes_changed(const std::string& /*job*/) {}
   /// Bytes that were damaged where they lie have been mended, on whatever node: what was kept of
@@ -196,6 +203,8 @@ class Job {
   /// A file of incoming/ was closed after writing: read its header and hash it in the background,
   /// so that commit() need not. `path` is relative to incoming/.
   void note_closed(const std::string& path);
+  /// A directory was moved to `path` there.
+  void note_moved_in(const std::string& path);
   /// Somebody has opened a file of the user's for writing, by whatever name, or closes it: what was
   /// hashed of it is forgotten. Call it before the first byte can be written.
   void note_writer(uint64_t inode);

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "store/base/error.h"
 
@@ -78,6 +80,18 @@ class JobAttributes {
           both.by_name_[name].mode =
               before.of(name).mode.value_or(kTextMode) & of(name).mode.value_or(kTextMode);
     return both;
+  }
+
+  /// Texts that somebody may read now who could not with `before`.
+  std::vector<std::string> opened_since(const JobAttributes& before) const {
+    std::set<std::string> names;
+    for (const auto* all : {&before.by_name_, &by_name_})
+      for (const auto& [name, attributes] : *all) {
+        const uint32_t now = of(name).mode.value_or(kTextMode);
+        if (is_text(name) && (now & ~before.of(name).mode.value_or(kTextMode) & 0444) != 0)
+          names.insert(name);
+      }
+    return {names.begin(), names.end()};
   }
 
   std::string to_text() const;

@@ -342,6 +342,7 @@ std::string Job::Impl::what_to_do_about(const std::string& name,
 void Job::Impl::take_over_meanwhile(const Agreed<AttributesInForce>& coming) {
   const bool newer = knowledge.update([&](KnownJob& now) {
     if (coming.meta_revision <= now.attributes.meta_revision) return false;
+    // Opens nothing.
     now.attributes.all =
         std::make_shared<const JobAttributes>(coming.all->meanwhile(*now.attributes.all));
     return true;
@@ -350,13 +351,14 @@ void Job::Impl::take_over_meanwhile(const Agreed<AttributesInForce>& coming) {
 }
 
 void Job::Impl::take_over(Agreed<AttributesInForce> known) {
+  tell_of_opened(*known.all);
   const bool newer = knowledge.update([&](KnownJob& now) {
     // Of the same revision this node may know less: take_over_of().
     const auto& before = now.attributes;
     if (known.meta_revision < before.meta_revision ||
         (known.meta_revision == before.meta_revision && *known.all == *before.all))
       return false;
-    now.attributes = std::move(known);
+    now.set_attributes(std::move(known));
     return true;
   });
   if (newer && listener != nullptr) listener->attributes_changed(job->name());

@@ -76,7 +76,8 @@ struct Job::Impl {
          PTC_TRY(follow());
          return ok();
        },
-       [this](const std::string& id) { shelf.drop(id); }, [this] { housekeeping.wake(); }}};
+       [this](const std::string& id) { shelf.drop(id); }, [this] { housekeeping.wake(); },
+       [this](const std::string& incoming) { return staged.was_lost(incoming); }}};
   const PartMaker maker{
       {place, peers, knowledge, files, verifier, shelf, arrivals, taken, activities, about}};
 
@@ -156,6 +157,7 @@ struct Job::Impl {
   Result<> change_attributes(const std::string& name, const ChangeOfAttributes& change,
                              const MetaTransaction& if_so = {});
   /// Whether that was news here.
+  void tell_of_opened(const JobAttributes& after) const;
   bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision)
       PTC_REQUIRES(attributes_mutex);
   Result<> remove_rules(const std::optional<std::string>& only);

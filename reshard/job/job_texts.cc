@@ -252,17 +252,24 @@ Result<> Job::Impl::change_attributes(const std::string& name, const ChangeOfAtt
   return ok();
 }
 
+void Job::Impl::tell_of_opened(const JobAttributes& after) const {
+  if (listener == nullptr) return;
+  for (const std::string& text : after.opened_since(*knowledge.now()->attributes.all))
+    listener->text_opens(job->name(), text);
+}
+
 /// Of other names' modes what both let: others may have decided about them, whose texts this node
 /// has not taken over yet. What follows does, and then takes over these.
 bool Job::Impl::take_over_of(const std::string& name, const JobAttributes& after,
                              int64_t revision) {
+  tell_of_opened(after);
   return knowledge.update([&](KnownJob& known) {
-    Agreed<AttributesInForce>& now = known.attributes;
+    const Agreed<AttributesInForce>& now = known.attributes;
     if (revision < now.meta_revision) return false;
     auto all = std::make_shared<JobAttributes>(after.meanwhile(*now.all));
     all->erase(name);
     if (after.has(name)) all->update(name, after.of(name));
-    now = {{std::move(all)}, revision};
+    known.set_attributes({{std::move(all)}, revision});
     return true;
   });
 }

@@ -161,6 +161,12 @@ bool KnownJob::tells_of_refused_save(const std::string& file) const {
          (file == "layout.json" && layout_error);
 }
 
+void KnownJob::set_attributes(Agreed<AttributesInForce> now) {
+  for (const std::string& text : now.all->opened_since(*attributes.all))
+    if (tells_of_refused_save(text)) note_refused_save(text, kNotToldToAll);
+  attributes = std::move(now);
+}
+
 void KnownJob::set_last_plan(PlanRef plan, int64_t decided) {
   last_plan = std::move(plan);
   last_reshard = LastReshard::of(*last_plan);

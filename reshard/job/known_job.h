@@ -128,6 +128,8 @@ struct KnownJob {
   void note_refused_save(const std::string& file, const std::string& why);
   void forget_refused_save(const std::string& file);
   bool tells_of_refused_save(const std::string& file) const;
+  /// What was refused of a text that they open to others is not told any more.
+  void set_attributes(Agreed<AttributesInForce> now);
   void set_last_plan(PlanRef plan, int64_t decided);
   /// The decision has come: `record` is what is known from now on, and `plan` was carried out.
   void take_over(const CheckpointRecord& record, PlanRef plan);

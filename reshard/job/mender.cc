@@ -219,19 +219,18 @@ Mender::Mended Mender::mend(const CheckpointRecord& record, const StoredState& s
   std::map<std::string, std::vector<DamagedImage>> by_node;
   for (const DamagedImage& one : found.damaged)
     by_node[stored.images[one.image].node].push_back(one);
-  std::vector<std::pair<std::string, std::string>> requests;  // by node
+  std::vector<std::string> others, requests;  // by node
   for (const auto& [node, bad] : by_node) {
     if (node == place_.node_key()) continue;
     json::object request{{"id", record.id}, {"stored", record.stored}, {"damaged", to_json(bad)}};
     request["anywhere"] = json::array(found.replaceable.begin(), found.replaceable.end());
-    requests.emplace_back(node, json::serialize(request));
+    others.push_back(node);
+    requests.push_back(json::serialize(request));
   }
-  Answers<std::string> answers(
-      requests.size(),
-      [&](size_t i) {
-        return peers_.ask(requests[i].first, PeerMethod::kMend, requests[i].second, stop);
-      },
-      kAtWorkAtOnce);
+  using Told = std::vector<Result<std::string>>;
+  Answers<Told> asked(others.empty() ? 0 : 1, [&](size_t) -> Result<Told> {
+    return peers_.ask_all(others, PeerMethod::kMend, requests, stop);
+  });
   Mended mended;
   if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
     mended = mend_own(*record.checkpoint, stored, found.replaceable, own->second, stop);
@@ -248,11 +247,16 @@ Mender::Mended Mender::mend(const CheckpointRecord& record, const StoredState& s
       return make_error(Code::kUnavailable, "{}", std::string_view(why->get_string()));
     return ok();
   };
-  for (const Result<std::string>& text : answers.wait())
-    if (Result<> taken = take(text); taken.has_error()) {
-      spdlog::warn("job {}: {}", place_.name, taken.error().message());
-      mended.not_now = std::move(taken).error();
-    }
+  const auto note_error = [&](const Error& error) {
+    spdlog::warn("job {}: {}", place_.name, error.message());
+    mended.not_now = error;
+  };
+  for (const Result<Told>& told : asked.wait()) {
+    if (told.has_error()) note_error(told.error());
+    else
+      for (const Result<std::string>& text : told.value())
+        if (const Result<> taken = take(text); taken.has_error()) note_error(taken.error());
+  }
   for (std::vector<uint32_t>* list : {&mended.right, &mended.never}) {
     std::sort(list->begin(), list->end());
     std::erase_if(*list, [&](uint32_t image) {
@@ -409,13 +413,15 @@ void Mender::refresh_everywhere(const std::string& name) {
   if (record.has_error()) return;
   const std::vector<std::string> others = peers_.others();
   const std::string request = json::serialize(json::object{{"id", record.value().id}});
-  Answers<std::string> told(
-      others.size(), [&](size_t i) { return peers_.ask(others[i], PeerMethod::kRefresh, request); },
-      kAtWorkAtOnce);
+  using Told = std::vector<Result<std::string>>;
+  Answers<Told> asked(others.empty() ? 0 : 1, [&](size_t) -> Result<Told> {
+    return peers_.ask_all(others, PeerMethod::kRefresh, request);
+  });
   note_to_refresh({name});
   (void)refresh();
-  for (const Result<std::string>& answer : told.wait())
-    if (answer.has_error()) spdlog::warn("job {}: {}", place_.name, answer.error().message());
+  for (const Result<Told>& told : asked.wait())
+    for (const Result<std::string>& answer : told ? told.value() : Told{told.error()})
+      if (answer.has_error()) spdlog::warn("job {}: {}", place_.name, answer.error().message());
 }
 
 namespace {

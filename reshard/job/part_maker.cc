@@ -70,8 +70,8 @@ Result<NodeParts> PartMaker::make_all(
   if (decides) request.commit = {uses_.place.services.cluster->self(), decides->revision};
   const PlanName plan_name = name_of_plan(record.id, request.plan_text(), change, stored);
   const std::string text = request.to_text();
-  auto part_of = [&](const std::string& node) -> Result<PlanPart> {
-    PTC_TRY(auto answer, uses_.peers.ask(node, PeerMethod::kPart, text, activity.stop_token()));
+  auto part_of = [&](const std::string& node, const Result<std::string>& told) -> Result<PlanPart> {
+    PTC_TRY(const std::string answer, told);
     auto part = PlanPart::from_text(answer);
     if (part.has_error()) return std::move(part).error().with_context("node " + node);
     if (part.value().plan != plan_name.digest)
@@ -82,8 +82,10 @@ Result<NodeParts> PartMaker::make_all(
   };
   std::vector<std::string> elsewhere(needed.begin(), needed.end());
   std::erase(elsewhere, self);
-  Answers<PlanPart> others(
-      elsewhere.size(), [&](size_t i) { return part_of(elsewhere[i]); }, kAllAtOnce);
+  using Told = std::vector<Result<std::string>>;
+  Answers<Told> others(elsewhere.empty() ? 0 : 1, [&](size_t) -> Result<Told> {
+    return uses_.peers.ask_all(elsewhere, PeerMethod::kPart, text, activity.stop_token());
+  });
   NodeParts parts;
   Result<> made = ok();
   if (needed.contains(self)) {
@@ -92,9 +94,11 @@ Result<NodeParts> PartMaker::make_all(
     if (own.has_error()) made = std::move(own).error();
     else parts.emplace_back(self, std::move(own).value());
   }
-  std::vector<Result<PlanPart>> made_elsewhere = others.wait();
+  const std::vector<Result<Told>> told = others.wait();
   for (size_t i = 0; i < elsewhere.size(); ++i) {
-    Result<PlanPart>& theirs = made_elsewhere[i];
+    const Result<Told>& all = told.front();
+    Result<PlanPart> theirs =
+        part_of(elsewhere[i], all ? all.value()[i] : Result<std::string>(all.error()));
     if (theirs.has_value()) parts.emplace_back(elsewhere[i], std::move(theirs).value());
     else if (made.has_value()) made = std::move(theirs).error();
   }

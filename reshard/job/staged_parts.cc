@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "store/base/shell_word.h"
+
 namespace ptc {
 namespace {
 
@@ -22,6 +24,14 @@ ino_t directory_at(const std::string& path) {
 }
 
 }  // namespace
+
+Error lost_with_its_store(const std::string& node, const std::string& incoming) {
+  return make_error(
+      Code::kConflict,
+      "node {} had written something into incoming/{}, and has lost it with its store: write it "
+      "again there, or say that it is committed without (echo {} > {}, and the same mv again)",
+      node, incoming, node, shell_word("incoming/" + incoming + ".without"));
+}
 
 std::string StagedParts::prefix_of(std::string_view job) {
   return "staged/" + std::string(job) + "/";
@@ -51,7 +61,15 @@ void StagedParts::start(StepPool& pool) {
   loop_.start(pool, [this](const std::stop_token& stop) { return say(stop); });
 }
 
-void StagedParts::stop() { loop_.stop(); }
+void StagedParts::stop() {
+  loop_.stop();
+  for (const auto& [incoming, said] : std::exchange(said_, {})) {
+    if (directory_at(place_.incoming_dir() + "/" + incoming) != 0) continue;
+    MetaTransaction transaction;
+    transaction.deletes = {key_of(incoming)};
+    if (place_.commit(std::move(transaction)).has_error()) return;  // nor will the others go
+  }
+}
 
 void StagedParts::closed(const std::string& path) {
   const size_t slash = path.find('/');
@@ -75,8 +93,23 @@ Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) c
   const std::string prefix = prefix_of(place_.name) + std::string(incoming) + "/";
   PTC_TRY(const auto entries, place_.services.meta->list(prefix));
   for (const MetaEntry& entry : entries)
-    if (entry.value == place_.id) nodes.insert(entry.key.substr(prefix.size()));
+    if (is_of_this_job(entry.value)) nodes.insert(entry.key.substr(prefix.size()));
   return nodes;
+}
+
+Result<bool> StagedParts::was_lost(std::string_view incoming) const {
+  if (!says()) return false;
+  PTC_TRY(const auto said, place_.services.meta->get(key_of(incoming)));
+  // Said by this store: it has been removed just now.
+  return said && is_of_this_job(said->value) && said->value != value();
+}
+
+std::string StagedParts::value() const {
+  return place_.services.store_id.empty() ? place_.id : place_.id + " " + place_.services.store_id;
+}
+
+bool StagedParts::is_of_this_job(std::string_view value) const {
+  return value.substr(0, value.find(' ')) == place_.id;
 }
 
 std::string StagedParts::name_of(ino_t directory) const {
@@ -100,7 +133,7 @@ bool StagedParts::say_one(const std::string& incoming) {
         now - said->second.when < kSaidFor)
       return true;
     if (said == said_.end() && said_.size() >= kMostStaged) return true;
-    transaction.puts = {{key_of(incoming), place_.id}};
+    transaction.puts = {{key_of(incoming), value()}};
   }
   const Result<int64_t> done = place_.commit(std::move(transaction));
   // Of a job that is gone there is nothing more to say.

@@ -12,6 +12,7 @@
 
 #include "reshard/intake/tree_rights.h"
 #include "reshard/job/names.h"
+#include "reshard/job/staged_parts.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
@@ -143,7 +144,11 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
     if (taken.has_error() || taken.value() == nullptr) {
       MutexLock lock(mutex_);
       taken_.erase(id);
-      if (taken.has_error()) return std::move(taken).error();
+    }
+    if (taken.has_error()) return std::move(taken).error();
+    if (taken.value() == nullptr) {
+      PTC_TRY(const bool lost, rest_.was_lost(incoming));
+      if (lost) return lost_with_its_store(place_.services.node, incoming);
       return std::string();
     }
     share = std::move(taken).value();

@@ -55,6 +55,9 @@ class TakenDirs {
     std::function<void(const std::string& id)> drop;
     /// look_after() is to be called soon.
     std::function<void()> wake;
+    /// StagedParts::was_lost().
+    std::function<Result<bool>(const std::string& incoming)> was_lost =
+        [](const std::string&) -> Result<bool> { return false; };
   };
   /// All outlive this.
   TakenDirs(const JobPlace& place, const JobPeers& peers, HashQueue& hashing, Rest rest)

@@ -17,8 +17,8 @@ namespace ptc {
 void add_bytes(const ChangePlan& change, const StoredState& stored,
                std::map<std::string, uint64_t>& bytes);
 
-/// Asks each node (PeerMethod::kSpace: {"free": <bytes>}). kNoSpace says which node lacks how much,
-/// and what to do. kUnavailable: one of them does not answer.
+/// Asks all nodes at the same time (PeerMethod::kSpace: {"free": <bytes>}). kNoSpace says which
+/// node lacks how much, and what to do. kUnavailable: none lacks any, but one does not answer.
 Result<> check_space(Cluster& cluster, ImageStore& own,
                      const std::map<std::string, uint64_t>& needed);
 

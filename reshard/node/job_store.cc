@@ -102,7 +102,8 @@ struct JobStore::Impl {
             [this] { wake_scrubber(); },
             [this] { return follower->catch_up(); },
             pieces,
-            reads_damaged};
+            reads_damaged,
+            contents->store_id()};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
     return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
@@ -284,7 +285,6 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
 }
 
 std::optional<std::string> JobStore::distrusted() const { return impl_->cluster->distrusted(); }
-
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 
 /// Each node has an incoming/ of its own.

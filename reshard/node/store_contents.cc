@@ -13,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "reshard/node/store_identity.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
@@ -27,6 +28,11 @@ constexpr size_t kMaxIdBytes = 4096, kMostShownBytes = 1024;
 bool holds_anything(const std::string& directory) {
   std::error_code error;
   return std::filesystem::exists(directory, error) && !std::filesystem::is_empty(directory, error);
+}
+
+std::string id_of_store(const std::string& directory) {
+  const auto identity = read_store_identity(directory);
+  return identity && identity.value() ? identity.value()->store : std::string();
 }
 
 /// Calls `on_file` with each, until that says false.
@@ -123,6 +129,12 @@ UserFiles UserFiles::from_text(const std::string& text) {
     files.more = whole_number(*count).value_or(0);
   return files;
 }
+
+StoreContents::StoreContents(std::string directory, ImageStore& images)
+    : directory_(std::move(directory)),
+      store_id_(id_of_store(directory_)),
+      images_(images),
+      found_drafts_(images.drafts()) {}
 
 std::vector<std::string> StoreContents::kept() const {
   std::set<std::string> all;

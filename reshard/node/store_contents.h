@@ -23,9 +23,10 @@ namespace ptc {
 /// Threads: JobTable::changes is held; of job_dir() and kept(): any.
 class StoreContents {
  public:
-  StoreContents(std::string directory, ImageStore& images)
-      : directory_(std::move(directory)), images_(images), found_drafts_(images.drafts()) {}
+  /// The store has its identity.
+  StoreContents(std::string directory, ImageStore& images);
 
+  const std::string& store_id() const { return store_id_; }
   std::string job_dir(std::string_view name) const {
     return fmt::format("{}/jobs/{}", directory_, name);
   }
@@ -69,7 +70,7 @@ class StoreContents {
   Result<> put_aside(const std::string& name, const std::string& id, const std::string& why);
   Result<> make_job_directory(const std::string& name, const std::string& id);
 
-  const std::string directory_;
+  const std::string directory_, store_id_;
   ImageStore& images_;
   std::vector<ImageId> found_drafts_;  // in the store when it was opened
   bool images_looked_over_ = false;

@@ -19,7 +19,7 @@
 
 namespace ptc {
 
-/// What the caller can do about an error. fs/errno.cc maps each to an errno.
+/// What the caller can do about an error. fs/tree/errno.cc maps each to an errno.
 enum class Code {
   kInvalidArgument,   // EINVAL: what was asked or given is wrong; mend it and ask again
   kNotFound,          // ENOENT

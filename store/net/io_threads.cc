@@ -32,7 +32,7 @@ IoThreads::IoThreads(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 IoThreads::~IoThreads() = default;
 
 Result<std::shared_ptr<IoThreads>> IoThreads::start() {
-  return start(std::clamp(std::thread::hardware_concurrency(), 2u, 8u));
+  return start(std::clamp(std::thread::hardware_concurrency(), 2u, 4u));
 }
 
 Result<std::shared_ptr<IoThreads>> IoThreads::start(unsigned count, const char* name) try {

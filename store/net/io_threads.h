@@ -10,8 +10,8 @@ namespace ptc {
 /// Threads: any. It is destroyed when nothing runs on it any more.
 class IoThreads {
  public:
-  /// As many as there are cores, from 2 to 8. kUnavailable: this machine lacks threads or
-  /// descriptors.
+  /// As many as there are cores, from 2 to 4: an idle node has 16 threads at most. kUnavailable:
+  /// this machine lacks threads or descriptors.
   static Result<std::shared_ptr<IoThreads>> start();
   /// `name`: of each, as `top` shows it.
   static Result<std::shared_ptr<IoThreads>> start(unsigned count, const char* name = "ptcfs-net");

@@ -254,6 +254,11 @@ class DataSet(mount.TestCase):
         with open(path, "rb") as file:
             self.assertEqual(mount.error_of(file.read), "EIO")
         self.assertIn("00000.tar", json.dumps(self.status()["read_errors"]))
+        told = " ".join(self.mount.ptc("status", self.job.name).stdout.split())
+        self.assertIn("a read failed:", told)
+        self.assertIn("save source.json again", told)
+        self.save("source.json", mount.read_text(self.at("source.json")))
+        wait_for(lambda: "read_errors" not in self.status(), "what was indexed anew has not failed yet")
 
     def test_large_batches_are_gathered(self):
         self.job = self.new_job()

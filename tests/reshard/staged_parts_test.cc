@@ -29,10 +29,11 @@ class StagedPartsTest : public ::testing::Test {
  protected:
   StagedPartsTest() {
     place_.name = "job";
-    place_.id = "id of the job";
+    place_.id = "job-id";
     place_.dir = dir_.path().string();
     place_.services.meta = &cluster_.meta();
     place_.services.cluster = &cluster_.as_seen_by(1);
+    place_.services.store_id = "a store";
     fs::create_directories(place_.incoming_dir());
     make_job(place_.id);
   }
@@ -76,7 +77,7 @@ TEST_F(StagedPartsTest, ItIsSaidOfWhatWasThereAtTheStartAndOfWhatIsClosed) {
   staged_.closed("a file of incoming itself");
   EXPECT_TRUE(become({"staged/job/early/w1", "staged/job/late/w1"}));
   put("staged/job/late/w0", place_.id);
-  put("staged/job/late/w7", "id of another job of this name");
+  put("staged/job/late/w7", "another-id");
   EXPECT_THAT(staged_.nodes_of("late").value(), ElementsAre("w0", "w1"));
   EXPECT_THAT(staged_.nodes_of("lat").value(), IsEmpty());
 }
@@ -114,13 +115,33 @@ TEST_F(StagedPartsTest, ADirectoryThatIsGoneOrRenamedIsNotSpokenOf) {
   EXPECT_TRUE(become({"staged/job/base/w1", "staged/job/other/w1"}));
 }
 
+TEST_F(StagedPartsTest, OfWhatIsGoneByTheEndNothingIsSaid) {
+  staged_.start(pool_);
+  write_into("base");
+  write_into("gone");
+  EXPECT_TRUE(become({"staged/job/base/w1", "staged/job/gone/w1"}));
+  fs::remove_all(directory("gone"));
+  staged_.stop();
+  EXPECT_THAT(keys(), ElementsAre("staged/job/base/w1"));
+}
+
+TEST_F(StagedPartsTest, WhatAFormerStoreHadIsLost) {
+  EXPECT_FALSE(staged_.was_lost("base").value());
+  put("staged/job/base/w1", place_.id + " a store");
+  EXPECT_FALSE(staged_.was_lost("base").value());  // it was removed here just now
+  put("staged/job/base/w1", place_.id + " a former store");
+  EXPECT_TRUE(staged_.was_lost("base").value());
+  put("staged/job/base/w1", "another-id a former store");
+  EXPECT_FALSE(staged_.was_lost("base").value());
+}
+
 TEST_F(StagedPartsTest, NothingIsSaidOfAJobThatIsGone) {
   staged_.start(pool_);
   write_into("base");
   EXPECT_TRUE(become({"staged/job/base/w1"}));
   end_job();
-  make_job("id of the next");
-  put("staged/job/base/w0", "id of the next");
+  make_job("next-id");
+  put("staged/job/base/w0", "next-id");
   staged_.committed("base", 1 << 30);  // it was, but what is said now is of the next job
   write_into("late");
   staged_.stop();
@@ -150,17 +171,42 @@ TEST_F(ClusterTest, WhatIsOlderThanADirectoryDoesNotSayWhatItGoesWithout) {
   cluster_.stop(2);
   const std::string without = incoming(0) + ".without";
   write_file(without, "w1\nw2\n");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of file times
   write(0, LayoutSpec());
-  const auto of_now = fs::last_write_time(incoming(0));
-  fs::last_write_time(without, of_now - std::chrono::milliseconds(1));
+  // As `cp -a` does; the file is older all the same.
+  fs::last_write_time(incoming(0), fs::last_write_time(without) - std::chrono::hours(1));
   Result<> refused = cluster_.job(0, "job")->commit("base", "base");
   ASSERT_TRUE(refused.has_error());
   EXPECT_EQ(refused.error().code(), Code::kUnavailable);
   EXPECT_THAT(refused.error().message(), HasSubstr("node w2 is away"));
-  fs::last_write_time(without, of_now);
+  write_file(without, "w1\nw2\n");
   commit(0);
   EXPECT_FALSE(fs::exists(without));
   expect_everywhere({0, 1}, LayoutSpec());
+}
+
+/// A power cut takes the memory, and the node comes back under its name with nothing.
+TEST_F(ClusterTest, WhatANodeHasLostWithItsStoreIsNotLeftOutInSilence) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  ASSERT_NE(cluster_.job(2, "job"), nullptr);
+  write_file(incoming(2) + "/rank/0/rng.bin", "of w2");
+  cluster_.job(2, "job")->note_closed("base/rank/0/rng.bin");
+  ASSERT_TRUE(becomes([&] { return cluster_.meta().list("staged/job/").value().size() == 1; }));
+  write(0, LayoutSpec());
+  cluster_.stop(2);
+  for (const auto& entry : fs::directory_iterator(cluster_.directory(2)))
+    fs::remove_all(entry.path());
+  cluster_.start(2);
+  Result<> refused = cluster_.job(0, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("node w2 had written something"));
+  refused = cluster_.job(2, "job")->commit("base", "base");
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_THAT(refused.error().message(), HasSubstr("node w2 had written something"));
+  write_file(incoming(0) + ".without", "w2\n");
+  commit(0);
+  expect_everywhere({0, 1, 2}, LayoutSpec());
+  EXPECT_TRUE(becomes([&] { return cluster_.meta().list("staged/job/").value().empty(); }));
 }
 
 }  // namespace

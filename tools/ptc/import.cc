@@ -400,7 +400,13 @@ Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions&
   }
   progress.finish();
   std::string why = reason.text(error);
-  const bool gone = error == ENOENT && !exists(own);
+  // A job that is being removed refuses the commit, and goes a moment later.
+  constexpr int kGoesWithin = 30;
+  bool gone = error == ENOENT && !exists(own);
+  for (int tries = 0; error == ENOENT && !gone && tries < kGoesWithin && !interrupted; ++tries) {
+    std::this_thread::sleep_for(kPause);
+    gone = !exists(own);
+  }
   end_commit(staging, own);
   if (gone) return taken_meanwhile(target, staging);
   const std::string& incoming = staging.path();

@@ -40,6 +40,8 @@ void print_data_set(const std::string& directory, const std::string& last_error)
   const std::string error = text_field(read.value(), "error");
   if (!error.empty() && last_error.find(error) == std::string::npos)
     print_line("data set", fmt::format("{}: {}", text_field(read.value(), "state"), error));
+  for (const std::string& what : text_list(array_field(read.value(), "read_errors")))
+    print_line("data set", "a read failed: " + what);
 }
 
 void print_status(const JobStatus& status, const std::string& mount) {

@@ -43,15 +43,16 @@ FsResult<struct stat> FrozenDir::attributes() {
   const mode_t mode = path().empty() ? checkpoint_->checkpoint->manifest().mode & 0755 : 0755;
   struct stat stat = checkpoint_->attributes(S_IFDIR | mode, path());
   stat.st_mtim = later(stat.st_mtim, checkpoint_->hidden.restored());
-  PTC_TRY(auto below, subdirectories());
-  stat.st_nlink += below;
+  PTC_TRY(const auto below, subdirectories());
+  stat.st_nlink =
+      below ? stat.st_nlink + *below : 1;  // as other file systems say that it is unknown
   return stat;
 }
 
-FsResult<uint64_t> FrozenDir::subdirectories() {
+FsResult<std::optional<uint64_t>> FrozenDir::subdirectories() {
   PTC_TRY(auto all, entries());
-  return std::count_if(all.begin(), all.end(),
-                       [](const DirEntry& entry) { return S_ISDIR(entry.type); });
+  return static_cast<uint64_t>(std::count_if(
+      all.begin(), all.end(), [](const DirEntry& entry) { return S_ISDIR(entry.type); }));
 }
 
 bool FrozenDir::hides(std::string_view name) const {
@@ -167,9 +168,8 @@ FsResult<NodeRef> CheckpointDir::find(const std::string& name) {
     return name == "model" ? of->model_files() : name == "hf" ? of->hf_files() : of->dcp_files();
   };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
-  PTC_TRY(const FileSetRef files, as_fs(source->get()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source),
-                                             *files, ""));
+  return intern(
+      std::make_shared<WholeSetDir>(job(), checkpoint(), std::move(key), std::move(source)));
 }
 
 FsResult<std::vector<DirEntry>> CheckpointDir::entries() {

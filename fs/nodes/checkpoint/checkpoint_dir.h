@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,8 @@ class FrozenDir : public Node {
   /// As lookup() and list(), but of everything that is there, hidden or not.
   virtual FsResult<NodeRef> find(const std::string& name) = 0;
   virtual FsResult<std::vector<DirEntry>> entries() = 0;
-  /// How many of entries() are directories.
-  virtual FsResult<uint64_t> subdirectories();
+  /// How many of entries() are directories; nullopt: to count them costs too much.
+  virtual FsResult<std::optional<uint64_t>> subdirectories();
   /// Whether entries() are always the same.
   virtual bool entries_stay() const { return true; }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -34,11 +35,16 @@ FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoin
                        FileSetSourceRef source, const FileSet& set, std::string prefix)
     : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
       source_(std::move(source)),
-      prefix_(std::move(prefix)) {
-  const size_t all = set.entries().size();
-  begin_ = prefix_.empty() ? 0 : lower_bound(set, 0, all, prefix_);
-  end_ = prefix_.empty() ? all : end_of(set, begin_, all, prefix_);
-}
+      prefix_(std::move(prefix)),
+      begin_(prefix_.empty() ? 0 : lower_bound(set, 0, set.entries().size(), prefix_)),
+      end_(prefix_.empty() ? SIZE_MAX : end_of(set, begin_, set.entries().size(), prefix_)) {}
+
+FileSetDir::FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+                       FileSetSourceRef source)
+    : FrozenDir(std::move(job), std::move(checkpoint), std::move(key)),
+      source_(std::move(source)),
+      begin_(0),
+      end_(SIZE_MAX) {}
 
 FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   std::string key = child_key(name);
@@ -46,14 +52,15 @@ FsResult<NodeRef> FileSetDir::find(const std::string& name) {
   PTC_TRY(const FileSetRef set, as_fs(source_->get()));
   std::string wanted = prefix_ + name;
   const auto& all = set->entries();
-  size_t at = lower_bound(*set, begin_, end_, wanted);
-  if (at < end_ && all[at].path == wanted) {
+  const size_t end = std::min(end_, all.size());
+  size_t at = lower_bound(*set, begin_, end, wanted);
+  if (at < end && all[at].path == wanted) {
     return intern(
         std::make_shared<ContentFile>(job(), checkpoint(), std::move(key), source_, *set, at));
   }
   wanted += '/';
-  at = lower_bound(*set, at, end_, wanted);
-  if (at == end_ || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
+  at = lower_bound(*set, at, end, wanted);
+  if (at == end || !all[at].path.starts_with(wanted)) return Errno{ENOENT};
   return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), source_, *set,
                                              std::move(wanted)));
 }
@@ -62,7 +69,8 @@ template <class File, class Directory>
 FsResult<> FileSetDir::for_each(File file, Directory directory) const {
   PTC_TRY(const FileSetRef set, as_fs(source_->get()));
   const auto& all = set->entries();
-  for (size_t at = begin_; at < end_;) {
+  const size_t end = std::min(end_, all.size());
+  for (size_t at = begin_; at < end;) {
     std::string_view rest = std::string_view(all[at].path).substr(prefix_.size());
     size_t slash = rest.find('/');
     if (slash == std::string_view::npos) {
@@ -70,7 +78,7 @@ FsResult<> FileSetDir::for_each(File file, Directory directory) const {
       ++at;
     } else {
       directory(rest.substr(0, slash));
-      at = end_of(*set, at, end_, all[at].path.substr(0, prefix_.size() + slash + 1));
+      at = end_of(*set, at, end, all[at].path.substr(0, prefix_.size() + slash + 1));
     }
   }
   return ok();
@@ -84,10 +92,10 @@ FsResult<std::vector<DirEntry>> FileSetDir::entries() {
   return result;
 }
 
-FsResult<uint64_t> FileSetDir::subdirectories() {
+FsResult<std::optional<uint64_t>> FileSetDir::subdirectories() {
   uint64_t count = 0;
   PTC_TRY(for_each([](std::string_view) {}, [&](std::string_view) { ++count; }));
-  return count;
+  return std::optional(count);
 }
 
 }  // namespace ptc

@@ -1,8 +1,11 @@
 // Directories made of the sorted paths of a FileSet: model/, hf/, rank/<r>/, …/tensors/.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fs/nodes/checkpoint/checkpoint_dir.h"
@@ -17,10 +20,13 @@ class FileSetDir : public FrozenDir {
              FileSetSourceRef source, const FileSet& set, std::string prefix);
 
  protected:
+  /// Of all files of a set that need not be there yet.
+  FileSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+             FileSetSourceRef source);
   const FileSetSourceRef& source() const { return source_; }
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
-  FsResult<uint64_t> subdirectories() override;
+  FsResult<std::optional<uint64_t>> subdirectories() override;
 
  private:
   /// Calls one of them for every name, in order.
@@ -28,7 +34,19 @@ class FileSetDir : public FrozenDir {
   FsResult<> for_each(File file, Directory directory) const;
   const FileSetSourceRef source_;
   const std::string prefix_;
-  size_t begin_, end_;  // in the set
+  const size_t begin_, end_;  // in the set, if that has so many
+};
+
+/// All files of a set, which is made when somebody looks for a name in here: to list the directory
+/// that this one is in costs nothing.
+class WholeSetDir final : public FileSetDir {
+ public:
+  WholeSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
+              FileSetSourceRef source)
+      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source)) {}
+
+ private:
+  FsResult<std::optional<uint64_t>> subdirectories() override { return std::optional<uint64_t>(); }
 };
 
 /// Whether open(2) flags ask for reading only; anything else is EROFS on what cannot change. (With

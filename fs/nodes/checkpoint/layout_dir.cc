@@ -75,9 +75,8 @@ FsResult<NodeRef> RankDir::find(const std::string& name) {
     return of->rank_tensors(spec, rank);
   };
   auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
-  PTC_TRY(const FileSetRef tensors, as_fs(source->get()));
-  return intern(std::make_shared<FileSetDir>(job(), checkpoint(), std::move(key), std::move(source),
-                                             *tensors, ""));
+  return intern(
+      std::make_shared<WholeSetDir>(job(), checkpoint(), std::move(key), std::move(source)));
 }
 
 FsResult<std::vector<DirEntry>> RankDir::entries() {

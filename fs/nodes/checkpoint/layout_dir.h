@@ -59,7 +59,9 @@ class RankDir : public FileSetDir {
  private:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
-  FsResult<uint64_t> subdirectories() override { return FrozenDir::subdirectories(); }
+  FsResult<std::optional<uint64_t>> subdirectories() override {
+    return FrozenDir::subdirectories();
+  }
   const LayoutSpec spec_;
   const uint64_t rank_;
 };

@@ -59,8 +59,8 @@ class MegatronIterationDir : public FrozenDir {
     return result;
   }
 
-  FsResult<uint64_t> subdirectories() override {
-    return uint64_t{spec_.sizes.tp} * spec_.sizes.pp * spec_.sizes.ep;
+  FsResult<std::optional<uint64_t>> subdirectories() override {
+    return std::optional(uint64_t{spec_.sizes.tp} * spec_.sizes.pp * spec_.sizes.ep);
   }
 
   const LayoutSpec spec_;

@@ -45,7 +45,9 @@ class WorkersDir : public FrozenDir {
     return result;
   }
 
-  FsResult<uint64_t> subdirectories() override { return layout_.workers(); }
+  FsResult<std::optional<uint64_t>> subdirectories() override {
+    return std::optional<uint64_t>(layout_.workers());
+  }
 
   const ServedLayout layout_;
 };

@@ -1,5 +1,5 @@
-// <job>/layout.json and the other texts that are accepted or refused; fs/editable_file.h says how
-// they are saved.
+// <job>/layout.json and the other texts that are accepted or refused; fs/tree/editable_file.h says
+// how they are saved.
 #pragma once
 
 #include <fcntl.h>
