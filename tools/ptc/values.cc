@@ -56,6 +56,7 @@ Values values_in_mount(const std::string& type, const Typed& typed) {
   using enum Values::Else;
   const auto option = typed.options.find("mount");
   const std::string mount_option = option == typed.options.end() ? "" : option->second;
+  if (type == "FILE") return {{}, kFiles};
   if (type == "DIR" || type == "DEST") return {{}, kDirectories};
   if (type == "LAYOUT") return {layouts(mount_option, typed.positionals), kNothing};
   if (type == "LAYOUT or FILE") return {layouts(mount_option, typed.positionals), kFiles};
