@@ -146,6 +146,9 @@ class Planner(unittest.TestCase):
             self.assertEqual(plan("/dev/stdout", capture_output=False, stdout=out, stderr=subprocess.DEVNULL).returncode, 0)
         with open(self.path("out"), encoding="utf-8") as out:
             xml.etree.ElementTree.fromstring(out.read())
+        with open(self.path("out"), "w+", encoding="utf-8") as out:
+            self.assertIn("until all are done", plan("/dev/stderr", capture_output=False, stdout=subprocess.PIPE, stderr=out).stdout)
+        self.assertTrue(self.read(self.path("out")).endswith("</svg>\n"))
         for what in (jobs, self.path("p.csv")):
             before = self.read(what)
             os.symlink(what, self.path("same"))
@@ -180,6 +183,10 @@ class Planner(unittest.TestCase):
         job = {"name": "a", "model": "gpt2", "samples": 1e6}
         jobs = self.read(self.jobs(job))
         done = self.run_ptc("spase", "plan", "-", "--steps", "100", input=jobs, cwd=self.at)
+        self.assertIn("until all are done", done.stdout, done.stderr)
+        pipe = 'exec "$0" "$@" <(cat)'
+        done = subprocess.run(["bash", "-c", pipe, os.path.join(mount.bin_dir(), "ptc"), "spase", "plan", "--steps", "100"], input=jobs,
+                              cwd=self.at, capture_output=True, text=True, check=False, timeout=120)
         self.assertIn("until all are done", done.stdout, done.stderr)
         self.assertIn("standard input: line 1", self.run_ptc("spase", "plan", "-", input="{").stderr)
         table = self.read(f"{DATA}/elasticflow/gpt2.csv")
@@ -245,6 +252,8 @@ class Planner(unittest.TestCase):
         for words in (["profile", "import", "pollux", ""], ["profile", "show", ""], ["spase", "plan", ""],
                       ["spase", "plan", "--svg", ""], ["profile", "import", "-o", ""]):
             self.assertEqual(self.ptc("--complete", *words), "files\n", words)
+        self.imported()
+        self.assertEqual(self.ptc("--complete", "profile", "show", self.path("p.csv"), "g"), "words\ngpt2\t\n")
         said = self.ptc("spase", "plan", "j", "--time", "1", "--steps", "5", code=2)
         self.assertIn("--steps", said)
         self.assertIn("\nptc spase plan --help tells", said)

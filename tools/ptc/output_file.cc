@@ -49,6 +49,15 @@ Result<std::string> end_of_links(std::string path) {
   return errno_error(ELOOP, "opening " + path);
 }
 
+/// 1 or 2 for the names of standard output and standard error; else 0.
+int named_descriptor(const std::string& path) {
+  for (const char* own : {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
+    if (path == own) return STDOUT_FILENO;
+  for (const char* own : {"/dev/stderr", "/dev/fd/2", "/proc/self/fd/2"})
+    if (path == own) return STDERR_FILENO;
+  return 0;
+}
+
 /// Writes all of it, also where nothing has a place (a pipe).
 Result<> write_all(int fd, std::string_view text, const std::string& path) {
   while (!text.empty()) {
@@ -65,9 +74,8 @@ Result<> write_all(int fd, std::string_view text, const std::string& path) {
 Result<OutputFile> OutputFile::at(const std::string& path, const std::vector<std::string>& inputs) {
   OutputFile file;
   file.path_ = file.end_ = path;
-  for (const char* own : {"-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
-    if (path == own) file.kind_ = Kind::kStandardOutput;
-  if (file.is_standard_output()) return file;
+  file.descriptor_ = named_descriptor(path);
+  if (file.descriptor_ != 0) return file;
   if (path.empty()) return invalid_argument("the name of a file to write is missing");
   file.there_ = status_of(path);
   if (!file.there_) {
@@ -76,40 +84,40 @@ Result<OutputFile> OutputFile::at(const std::string& path, const std::vector<std
     const std::string directory = directory_of(file.end_);
     if (path.ends_with('/') || ::access(directory.c_str(), W_OK | X_OK) != 0)
       return errno_error(path.ends_with('/') ? EISDIR : errno, "writing " + path);
+    file.is_replaced_ = true;
     return file;
   }
   const struct stat& there = *file.there_;
   if (S_ISDIR(there.st_mode)) return invalid_argument("{} is a directory", path);
   if (::access(path.c_str(), W_OK) != 0) return errno_error(errno, "writing " + path);
-  if (!S_ISREG(there.st_mode)) {
-    file.kind_ = Kind::kWrittenInto;
-    return file;
-  }
+  if (!S_ISREG(there.st_mode)) return file;
   for (const std::string& input : inputs) {
     const auto read = status_of(input);
     if (read && is_same(*read, there))
       return invalid_argument("{} is read, and would be overwritten: name another file to write",
                               path);
   }
-  struct stat own {};
-  if (::fstat(STDOUT_FILENO, &own) == 0 && is_same(own, there)) {
-    file.kind_ = Kind::kStandardOutput;
-  } else if (path.starts_with("/dev/fd/") || path.starts_with("/proc/")) {
-    file.kind_ = Kind::kWrittenInto;  // whoever has it open means that file
-  } else {
-    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
-                                                      &std::free);
-    if (!real) return errno_error(errno, "opening " + path);
-    file.end_ = real.get();
+  for (const int own : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat info {};
+    if (::fstat(own, &info) != 0 || !is_same(info, there)) continue;
+    file.descriptor_ = own;
+    return file;
   }
+  // By such a name whoever has it open means that very file.
+  if (path.starts_with("/dev/fd/") || path.starts_with("/proc/")) return file;
+  const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), &std::free);
+  if (!real) return errno_error(errno, "opening " + path);
+  file.end_ = real.get();
+  file.is_replaced_ = true;
   return file;
 }
 
 Result<> OutputFile::write(std::string_view text) const {
-  if (kind_ == Kind::kReplaced) return replace(text);
-  if (is_standard_output()) {
-    std::fflush(stdout);
-    return write_all(STDOUT_FILENO, text, "standard output");
+  if (is_replaced_) return replace(text);
+  if (descriptor_ != 0) {
+    std::fflush(descriptor_ == STDOUT_FILENO ? stdout : stderr);
+    return write_all(descriptor_, text,
+                     descriptor_ == STDOUT_FILENO ? "standard output" : "standard error");
   }
   PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, path_, O_WRONLY | O_TRUNC | O_NOCTTY));
   return write_all(fd.get(), text, path_);

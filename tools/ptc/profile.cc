@@ -33,7 +33,7 @@ struct ProfileOptions {
 
 /// Who published the table of a model calls its file, or the directory it lies in, by its name.
 std::string model_of(const std::string& file, const std::string& format) {
-  if (file == "-") return "";
+  if (!planner::has_a_place(file)) return "";
   const std::filesystem::path path = std::filesystem::absolute(file);
   return format == "elasticflow" ? path.stem().string() : path.parent_path().filename().string();
 }
@@ -41,7 +41,7 @@ std::string model_of(const std::string& file, const std::string& format) {
 /// elasticflow's directories are throughputs_DEVICE.
 std::string device_of(const std::string& file, const std::string& format) {
   constexpr std::string_view kBefore = "throughputs_";
-  if (format != "elasticflow" || file == "-") return "";
+  if (format != "elasticflow" || !planner::has_a_place(file)) return "";
   const std::string directory = std::filesystem::absolute(file).parent_path().filename().string();
   return directory.starts_with(kBefore) ? directory.substr(kBefore.size()) : "";
 }
@@ -86,8 +86,7 @@ Result<int> run_import(const ProfileOptions& options) {
     return kDone;
   }
   PTC_TRY(output->write(text));
-  fmt::print("{}: {} trial{}\n", printable(*options.output), all.rows.size(),
-             all.rows.size() == 1 ? "" : "s");
+  fmt::print("{}: {}\n", printable(*options.output), planner::counted(all.rows.size(), "trial"));
   return kDone;
 }
 

@@ -78,12 +78,12 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   // Rounded up, so that it holds.
   const double gap = std::ceil(1000 * (1 - solution.lower_bound / makespan)) / 10;
   const std::string told = fmt::format(
-      "{} until all are done; {} is the least that there can be{}. {} schedule{} tried in {:.1f} "
+      "{} until all are done; {} is the least that there can be{}. {} tried in {:.1f} "
       "s.",
       planner::time_text(makespan), planner::time_text(solution.lower_bound),
       solution.optimal() ? std::string(": this is the shortest")
                          : fmt::format(" (at most {:.1f} % less)", gap),
-      solution.steps, solution.steps == 1 ? "" : "s", solution.seconds);
+      planner::counted(solution.steps, "schedule"), solution.seconds);
   fmt::print(out, "\n{}\n\n", wrapped(told, 0, width));
   Table beside({{"INSTEAD"},
                 {"TAKES", Table::Align::kRight},

@@ -39,6 +39,16 @@ std::optional<std::string> meant(std::string_view word, const std::vector<std::s
 
 }  // namespace
 
+std::string counted(uint64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+bool has_a_place(const std::string& path) {
+  struct stat info {};
+  return path != "-" && !path.starts_with("/dev/") && !path.starts_with("/proc/") &&
+         ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
 std::string input_name(const std::string& path) { return path == "-" ? "standard input" : path; }
 
 Result<std::string> read_input(const std::string& path, size_t most) {

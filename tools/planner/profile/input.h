@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <string_view>
@@ -10,6 +11,12 @@
 #include "store/base/error.h"
 
 namespace ptc::planner {
+
+/// "1 GPU", "8 GPUs".
+std::string counted(uint64_t count, std::string_view what);
+
+/// Whether other files can lie beside it: no pipe, and no descriptor by its name in /dev or /proc.
+bool has_a_place(const std::string& path);
 
 /// "standard input" for "-", else the name itself.
 std::string input_name(const std::string& path);

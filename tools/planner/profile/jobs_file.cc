@@ -225,8 +225,10 @@ Result<JobsAndProfiles> read_jobs_file(const std::string& path) {
   JobsAndProfiles all;
   PTC_TRY(all.file, parse_jobs_file(text, input_name(path)));
   all.read.push_back(path);
+  const std::filesystem::path directory =
+      has_a_place(path) ? std::filesystem::path(path).parent_path() : std::filesystem::path();
   for (const std::string& profile : all.file.profiles) {
-    const std::string beside = (std::filesystem::path(path).parent_path() / profile).string();
+    const std::string beside = (directory / profile).string();
     PTC_TRY(const std::string table, read_input(beside, kMostProfileBytes));
     PTC_TRY(auto rows, parse_profiles(table, beside, &all.remarks));
     std::move(rows.begin(), rows.end(), std::back_inserter(all.rows));

@@ -47,7 +47,8 @@ struct JobsAndProfiles {
   std::vector<std::string> read = {};     // which files
   std::vector<std::string> remarks = {};  // on them, for their user
 };
-/// "-" is standard input.
+/// "-" is standard input. Profiles lie beside the file, and those of a pipe in the current
+/// directory.
 Result<JobsAndProfiles> read_jobs_file(const std::string& path);
 
 }  // namespace ptc::planner

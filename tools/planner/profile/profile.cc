@@ -118,8 +118,9 @@ class Reader {
           fmt::format("tp {} · pp {} · dp {} is more than {}", row.tp, row.pp, row.dp, kMostGpus));
     row.gpus = static_cast<uint32_t>(gpus);
     if (row.gpus_per_node > row.gpus)
-      return csv_.error(i, *csv_.column("max_gpus_per_node"),
-                        fmt::format("{} of {} GPUs on one node", row.gpus_per_node, row.gpus));
+      return csv_.error(
+          i, *csv_.column("max_gpus_per_node"),
+          fmt::format("{} on one node, of {} in all", counted(row.gpus_per_node, "GPU"), row.gpus));
     if (is_none(csv_.at(i, seconds_))) return row;
     const Result<double> time = csv_.number(i, seconds_);
     if (time.has_error())

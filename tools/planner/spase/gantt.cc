@@ -11,6 +11,7 @@
 
 #include "reshard/plan/plan_svg.h"
 #include "store/base/utf8.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
@@ -126,7 +127,7 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
       "{:.0f} {:.0f}\">\n{}{}<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
       kWidth, height, kWidth, height, kSvgStyle, kStyle);
   add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} task{} on {}: {}</text>\n", kMargin,
-      instance.tasks.size(), instance.tasks.size() == 1 ? "" : "s", gpus_text(gpus),
+      instance.tasks.size(), instance.tasks.size() == 1 ? "" : "s", counted(gpus, "GPU"),
       time_text(schedule.makespan));
   add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {}</text>\n", kMargin,
       time_text(lower_bound) + " (dashed)" +
@@ -145,7 +146,7 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
   for (size_t node = 0; node < nodes; ++node) {
     const std::string name = plain_name(instance.nodes[node].name);
     add("<text class=\"strong\" x=\"{}\" y=\"{:.1f}\"><title>{}: {}</title>{}</text>\n", kMargin,
-        top_of_node[node] + 13, xml_escaped(name), gpus_text(instance.nodes[node].gpus),
+        top_of_node[node] + 13, xml_escaped(name), counted(instance.nodes[node].gpus, "GPU"),
         xml_escaped(fitted(name, static_cast<size_t>((labels - 12) / kOfLabel))));
   }
   for (const Run& run : schedule.runs) {
@@ -164,8 +165,9 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
         add("<rect class=\"bar\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
             "rx=\"2\" "
             "fill=\"hsl({:.0f} 62% 62%)\"><title>{}: {}, {}, {} to {}</title></rect>\n",
-            x, top + 0.5, width, (end - i) * line - 1, hue, xml_escaped(name), gpus_text(what.gpus),
-            xml_escaped(plain_name(what.way)), time_text(run.start), time_text(run.end));
+            x, top + 0.5, width, (end - i) * line - 1, hue, xml_escaped(name),
+            counted(what.gpus, "GPU"), xml_escaped(plain_name(what.way)), time_text(run.start),
+            time_text(run.end));
         if (!named && width > 40 && (end - i) * line >= 12) {
           const auto most = static_cast<size_t>((width - 8) / kOfName);
           add("<text class=\"name\" x=\"{:.1f}\" y=\"{:.1f}\"><title>{}</title>{}</text>\n", x + 4,

@@ -97,14 +97,14 @@ Error fits_nowhere(const JobToTrain& job, const Rows& rows, const Instance& inst
     return invalid_argument(
         "job {}: it fits nowhere: {} was measured with {} of which at most {} were on one node, "
         "and that is not taken for {}: how fast it is there is not known",
-        job_name, model, gpus_text(spread->gpus), spread->gpus_per_node,
+        job_name, model, counted(spread->gpus, "GPU"), spread->gpus_per_node,
         nodes == 1 ? fmt::format("one node (the largest has {})", largest)
                    : fmt::format("{} nodes with {} each", nodes, largest));
   }
   return invalid_argument(
       "job {}: it fits nowhere: {} needs {} at least, and the largest node has {} (of {} in all; "
       "beyond a node, whole nodes of that size)",
-      job_name, model, gpus_text(least->gpus), largest, instance.gpus());
+      job_name, model, counted(least->gpus, "GPU"), largest, instance.gpus());
 }
 
 /// The rows by model, and of those that could be taken the best of each kind: rows that agree in
@@ -148,10 +148,6 @@ class RowsByModel {
 };
 
 }  // namespace
-
-std::string gpus_text(uint64_t count) {
-  return fmt::format("{} GPU{}", count, count == 1 ? "" : "s");
-}
 
 uint32_t Instance::gpus() const {
   return std::accumulate(nodes.begin(), nodes.end(), 0u,

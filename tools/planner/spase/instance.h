@@ -38,9 +38,6 @@ struct Instance {
   uint32_t largest_node() const;
 };
 
-/// "1 GPU", "8 GPUs".
-std::string gpus_text(uint64_t count);
-
 /// kInvalidArgument: a job whose model is in no profile, profiles of several kinds of GPU, or a job
 /// that fits nowhere (and which limit). Cost: O(rows · log + configurations of all tasks).
 Result<Instance> make_instance(const JobsAndProfiles& from);
