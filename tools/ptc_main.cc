@@ -1,11 +1,15 @@
 // ptc: the command line. All but `recover` it does through files of the mount.
 #include <fmt/core.h>
 
+#include <cerrno>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "tools/cli/manual_style.h"
 #include "tools/ptc/command.h"
@@ -31,13 +35,27 @@ constexpr const char* kFooter =
     "\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not all could be checked\n"
     "(verify), 4 drained, but for what is in no checkpoint (drain), 124 timed out\n"
-    "(wait).\n"
+    "(wait), 130 interrupted (spase: the best so far is printed).\n"
     "\"ptc COMMAND --help\" tells more, and so does ptc(1). Everything also works with\n"
     "cp, mv, cat, an editor and rm.";
 
-int usage_error(std::string_view message) {
-  fmt::print(stderr, "ptc: {}\nptc --help tells what there is.\n", message);
+int usage_error(std::string_view message, std::string_view command) {
+  fmt::print(stderr, "ptc: {}\n{} --help tells what there is.\n", message, command);
   return ptc::cli::kUsage;
+}
+
+int no_output(int reason) {
+  fmt::print(stderr, "ptc: writing to standard output: {}\n",
+             reason != 0 ? std::strerror(reason) : "it failed");
+  return ptc::cli::kFailed;
+}
+
+/// What was printed has been written when nothing went wrong.
+int with_all_written(int code) {
+  const bool failed = std::ferror(stdout) != 0;
+  errno = 0;
+  if (std::fflush(stdout) == 0 && !failed) return code;
+  return no_output(errno);
 }
 
 int run(int argc, char** argv) {
@@ -73,11 +91,16 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    return usage_error(usage_complaint(app, error));
+    if (error.get_exit_code() == 0) {
+      std::ostringstream told;
+      const int code = app.exit(error, told, told);
+      fmt::print("{}", told.str());
+      return code;
+    }
+    return usage_error(usage_complaint(app, error), command_named(app));
   }
   auto code = context.run();
-  if (code) return std::fflush(stdout) == 0 ? code.value() : kFailed;
+  if (code) return code.value();
   fmt::print(stderr, "ptc: {}\n", code.error().message());
   return kFailed;
 }
@@ -89,7 +112,11 @@ int main(int argc, char** argv) {
   // A reader that goes away (ptc status | head) ends the program quietly.
   std::signal(SIGPIPE, SIG_DFL);
   try {
-    return run(argc, argv);
+    return with_all_written(run(argc, argv));
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout) != 0) return no_output(error.code().value());
+    fmt::print(stderr, "ptc: {}\n", error.what());
+    return ptc::cli::kFailed;
   } catch (const std::exception& error) {
     fmt::print(stderr, "ptc: {}\n", error.what());
     return ptc::cli::kFailed;

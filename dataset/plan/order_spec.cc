@@ -160,8 +160,8 @@ Result<> OrderSpec::check(uint64_t dp, std::optional<uint64_t> samples) const {
         *samples, batch);
   }
   if (*samples > kMaxSamples / epochs) {
-    return invalid_argument("{} epochs of {} samples are more than can be counted", epochs,
-                            *samples);
+    return invalid_argument("{} epoch{} of {} samples are more than can be counted", epochs,
+                            epochs == 1 ? "" : "s", *samples);
   }
   return ok();
 }

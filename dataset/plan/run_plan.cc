@@ -56,8 +56,8 @@ Result<RunPlan::Changed> RunPlan::change(const OrderSpec& order, uint64_t dp,
   Segment wanted = segment_of(order, dp, consumed);
   if (cuts_alike(last(), wanted)) return Changed{*this, consumed};
   if (order.epochs * run_.samples < consumed) {
-    return invalid_argument("{} epochs of {} samples are less than the {} that are consumed",
-                            order.epochs, run_.samples, consumed);
+    return invalid_argument("{} epoch{} of {} samples are less than the {} that are consumed",
+                            order.epochs, order.epochs == 1 ? "" : "s", run_.samples, consumed);
   }
   const auto [below, above] = generation(last()).boundaries(consumed);
   if (below != consumed) {

@@ -478,8 +478,9 @@ Result<> DataSet::save_consumed(std::string_view text, const Commit& commit) {
       return invalid_argument("consumed: there is no run yet: nothing can be consumed");
     if (count > next.plan->end()) {
       return invalid_argument(
-          "consumed: {} is more than the {} samples of the whole run ({} epochs of {})", count,
-          next.plan->end(), next.plan->last().epochs, next.plan->run().samples);
+          "consumed: {} is more than the {} samples of the whole run ({} epoch{} of {})", count,
+          next.plan->end(), next.plan->last().epochs, next.plan->last().epochs == 1 ? "" : "s",
+          next.plan->run().samples);
     }
     if (count > next.consumed) {
       next.consumed = count;

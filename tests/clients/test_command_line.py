@@ -199,6 +199,23 @@ class Help(unittest.TestCase):
             self.assertRegex(run(program, "--version").stdout, rf"^{program} \d+\.\d+\.\d+\n$")
 
 
+class FullDisk(mount.TestCase):
+    """What cannot be printed is a failure, whichever command it is."""
+
+    def test_each_command_fails(self):
+        job = self.mount.job("printed")
+        models.Gpt2().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        for words in ("status", "status --json", "status printed", "ls", "ls printed", "top --once", "plan printed --tp 2",
+                      "rules list", "verify printed", "--help", "ls --help", "--version", "--complete s"):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([os.path.join(BIN, "ptc"), *words.split()], stdin=subprocess.DEVNULL, stdout=full,
+                                      stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+                                      env={**os.environ, "PTC_MOUNT": self.mount.path})
+            said = done.stderr.splitlines()
+            self.assertEqual((done.returncode, said[-1:]), (1, ["ptc: writing to standard output: No space left on device"]), words)
+
+
 class Completion(mount.TestCase):
     """The shells' scripts ask `PROGRAM --complete`; bash really does here."""
 

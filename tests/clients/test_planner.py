@@ -1,8 +1,16 @@
 """ptc profile and ptc spase plan, as a user runs them, on profiles that others have published."""
+import fcntl
 import json
 import os
+import pty
+import shutil
+import signal
+import stat
+import struct
 import subprocess
 import tempfile
+import termios
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -20,9 +28,17 @@ class Planner(unittest.TestCase):
     def path(self, name):
         return os.path.join(self.at, name)
 
+    def run_ptc(self, *words, **options):
+        return subprocess.run([os.path.join(mount.bin_dir(), "ptc"), *words],
+                              **{"capture_output": True, "text": True, "check": False, "timeout": 120, **options})
+
+    @staticmethod
+    def read(path):
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
     def ptc(self, *words, code=0):
-        done = subprocess.run([os.path.join(mount.bin_dir(), "ptc"), *words], capture_output=True, text=True, check=False,
-                              timeout=120)
+        done = self.run_ptc(*words)
         self.assertEqual(done.returncode, code, done.stderr)
         return done.stdout if code == 0 else done.stderr
 
@@ -58,7 +74,8 @@ class Planner(unittest.TestCase):
         for task in plan["tasks"]:
             self.assertEqual(sum(map(len, task["devices"].values())), task["gpus"])
         picture = xml.etree.ElementTree.parse(self.path("plan.svg")).getroot()
-        titles = {title.text.split(":")[0] for title in picture.iter("{http://www.w3.org/2000/svg}title")}
+        svg = "{http://www.w3.org/2000/svg}"
+        titles = {title.text.split(":")[0] for bar in picture.iter(f"{svg}rect") for title in bar.iter(f"{svg}title")}
         self.assertEqual(titles, {task["name"] for task in plan["tasks"]})
 
     def test_to_standard_output_and_back(self):
@@ -79,7 +96,7 @@ class Planner(unittest.TestCase):
             for word in words:
                 self.assertIn(word, said)
         for wrong, *words in (({**job, "model": "gtp2"}, "no profile has a model 'gtp2' (did you mean 'gpt2'?)"),
-                              ({**job, "batch": 3}, "a batch from 3 to 3"),
+                              ({**job, "batch": 3}, "a batch of 3"),
                               ({**job, "sample": 3}, "unknown key 'sample' (did you mean 'samples'?)")):
             said = self.ptc("spase", "plan", self.jobs(wrong), "--svg", self.path("x.svg"), code=1)
             for word in words:
@@ -89,6 +106,159 @@ class Planner(unittest.TestCase):
         self.ptc("profile", "import", "optimus", self.path("p.csv"), code=2)
         self.assertIn("there is no column 'exec_plan'",
                       self.ptc("profile", "import", "morphling", f"{DATA}/elasticflow/gpt2.csv", code=1))
+        self.assertIn("(did you mean 'gpt2'?); there are 'bert', 'gpt2'", self.ptc("profile", "show", self.path("p.csv"), "gpt", code=1))
+        utf16 = self.path("utf16.json")
+        with open(utf16, "wb") as file:
+            file.write('{"cluster": 1}'.encode("utf-16"))
+        self.assertIn("utf16.json: it is UTF-16", self.ptc("spase", "plan", utf16, code=1))
+        self.assertIn("--batch", self.run_ptc("profile", "import", "morphling", f"{DATA}/morphling/gpt2/placements.csv").stderr)
+        self.assertIn("there are 64, 128", self.ptc("spase", "plan", self.jobs({**job, "model": "bert", "batch": 3}), code=1))
+
+    def test_output_goes_where_it_is_said(self):
+        self.imported()
+        jobs = self.jobs({"name": "a", "model": "gpt2", "samples": 1e6})
+        table = f"{DATA}/elasticflow/gpt2.csv"
+
+        def plan(svg, **options):
+            return self.run_ptc("spase", "plan", jobs, "--steps", "100", "--svg", svg, **options)
+        old = os.umask(0o027)
+        self.addCleanup(os.umask, old)
+        os.mkdir(self.path("d"))
+        os.symlink("d/p.svg", self.path("link.svg"))
+        for _ in range(2):
+            self.assertEqual(plan(self.path("link.svg")).returncode, 0)
+            self.assertTrue(os.path.islink(self.path("link.svg")))
+            self.assertEqual(os.stat(self.path("d/p.svg")).st_mode & 0o777, 0o640)
+        os.chmod(self.path("d/p.svg"), 0o604)
+        plan(self.path("d/p.svg"))
+        self.assertEqual(os.stat(self.path("d/p.svg")).st_mode & 0o777, 0o604)
+        self.assertEqual(os.listdir(self.path("d")), ["p.svg"])
+        os.mkfifo(self.path("fifo"))
+        with subprocess.Popen(["cat", self.path("fifo")], stdout=subprocess.PIPE, text=True) as cat:
+            self.assertEqual(plan(self.path("fifo")).returncode, 0)
+            self.assertTrue(cat.communicate(timeout=60)[0].endswith("</svg>\n"))
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("fifo")).st_mode))
+        for to in ("-", "/dev/stdout"):
+            done = plan(to)
+            xml.etree.ElementTree.fromstring(done.stdout)
+            self.assertIn("until all are done", done.stderr)
+        with open(self.path("out"), "w+", encoding="utf-8") as out:
+            self.assertEqual(plan("/dev/stdout", capture_output=False, stdout=out, stderr=subprocess.DEVNULL).returncode, 0)
+        with open(self.path("out"), encoding="utf-8") as out:
+            xml.etree.ElementTree.fromstring(out.read())
+        with open(self.path("out"), "w+", encoding="utf-8") as out:
+            self.assertIn("until all are done", plan("/dev/stderr", capture_output=False, stdout=subprocess.PIPE, stderr=out).stdout)
+        self.assertTrue(self.read(self.path("out")).endswith("</svg>\n"))
+        for what in (jobs, self.path("p.csv")):
+            before = self.read(what)
+            os.symlink(what, self.path("same"))
+            for name in (what, self.path("same")):
+                self.assertIn("is read, and would be overwritten", self.ptc("spase", "plan", jobs, "--svg", name, code=1))
+            os.unlink(self.path("same"))
+            self.assertEqual(self.read(what), before)
+        self.assertIn("is read, and would be overwritten",
+                      self.ptc("profile", "import", "elasticflow", self.path("p.csv"), "-o", self.path("p.csv"), code=1))
+        self.assertEqual(self.ptc("profile", "import", "elasticflow", table, "-o", "-"),
+                         self.ptc("profile", "import", "elasticflow", table))
+        self.assertIn("No such file", self.ptc("spase", "plan", jobs, "--svg", self.path("none/x.svg"), code=1))
+        self.assertIn("both write", self.ptc("spase", "plan", jobs, "--json", "--svg", "-", code=1))
+
+    def test_what_cannot_be_written_fails(self):
+        self.imported()
+        jobs = self.jobs({"name": "a", "model": "gpt2", "samples": 1e6})
+        for words in (["spase", "plan", jobs, "--steps", "100"], ["spase", "plan", jobs, "--steps", "100", "--json"],
+                      ["profile", "show", self.path("p.csv")], ["--help"], ["spase", "plan", "--help"], ["--version"],
+                      ["profile", "import", "elasticflow", f"{DATA}/elasticflow/gpt2.csv"], ["rules", "list"],
+                      ["--complete", ""]):
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = self.run_ptc(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr), (1, "ptc: writing to standard output: No space left on device\n"), words)
+
+    def test_pipes_and_standard_input(self):
+        self.imported()
+        text = self.read(self.path("p.csv"))
+        shown = self.ptc("profile", "show", self.path("p.csv"))
+        for path in ("-", "/dev/stdin"):
+            self.assertEqual(self.run_ptc("profile", "show", path, input=text).stdout, shown)
+        job = {"name": "a", "model": "gpt2", "samples": 1e6}
+        jobs = self.read(self.jobs(job))
+        done = self.run_ptc("spase", "plan", "-", "--steps", "100", input=jobs, cwd=self.at)
+        self.assertIn("until all are done", done.stdout, done.stderr)
+        pipe = 'exec "$0" "$@" <(cat)'
+        done = subprocess.run(["bash", "-c", pipe, os.path.join(mount.bin_dir(), "ptc"), "spase", "plan", "--steps", "100"], input=jobs,
+                              cwd=self.at, capture_output=True, text=True, check=False, timeout=120)
+        self.assertIn("until all are done", done.stdout, done.stderr)
+        self.assertIn("standard input: line 1", self.run_ptc("spase", "plan", "-", input="{").stderr)
+        table = self.read(f"{DATA}/elasticflow/gpt2.csv")
+        self.assertIn("--model says", self.run_ptc("profile", "import", "elasticflow", "-", input=table).stderr)
+        self.assertIn("gpt2,ddp", self.run_ptc("profile", "import", "elasticflow", "-", "--model", "gpt2", input=table).stdout)
+
+    def test_kinds_of_gpu_are_not_mixed(self):
+        os.mkdir(self.path("throughputs_A100"))
+        shutil.copy(f"{DATA}/elasticflow/gpt2.csv", self.path("throughputs_A100"))
+        a100 = self.ptc("profile", "import", "elasticflow", self.path("throughputs_A100/gpt2.csv"))
+        v100 = self.ptc("profile", "import", "elasticflow", f"{DATA}/elasticflow/gpt2.csv", "--device", "V100")
+        self.assertIn(",A100,", a100)
+        self.write("p.csv", a100 + v100.partition("\n")[2])
+        shown = self.ptc("profile", "show", self.path("p.csv")).splitlines()
+        self.assertEqual([line.split()[1:3] for line in shown[1:]].count(["A100", "1"]), 1)
+        self.assertNotIn("V100", self.ptc("profile", "show", self.path("p.csv"), "--device", "A100"))
+        jobs = self.jobs({"name": "a", "model": "gpt2", "samples": 1e6})
+        self.assertIn("several kinds of GPU, 'A100', 'V100'", self.ptc("spase", "plan", jobs, code=1))
+        self.ptc("spase", "plan", jobs, "--steps", "100", "--device", "V100")
+        self.assertIn("(did you mean 'A100'?)", self.ptc("spase", "plan", jobs, "--device", "A10", code=1))
+
+    def test_columns_that_are_not_used_are_named(self):
+        self.imported()
+        text = self.read(self.path("p.csv"))
+        self.write("p.csv", text.replace("origin", "note", 1))
+        self.assertIn("columns that are not used: 'note'", self.run_ptc("profile", "show", self.path("p.csv")).stderr)
+        self.write("p.csv", text.replace("technique", "techniqe", 1))
+        self.assertIn("unknown column 'techniqe' (did you mean 'technique'?)", self.ptc("profile", "show", self.path("p.csv"), code=1))
+
+    def test_interrupted_it_prints_what_it_has(self):
+        self.imported()
+        jobs = self.jobs(*({"name": f"job-{i}", "model": "bert", "samples": 1e6 + 1e5 * i} for i in range(12)))
+        with subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "spase", "plan", jobs, "--time", "600", "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as search:
+            deadline = time.monotonic() + 60
+            while "SigCgt:\t0000000000000000" in self.read(f"/proc/{search.pid}/status") and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            search.send_signal(signal.SIGINT)
+            told, said = search.communicate(timeout=60)
+        self.assertEqual((search.returncode, said), (130, "ptc: interrupted: this is the best so far\n"))
+        self.assertEqual(len(json.loads(told)["tasks"]), 12)
+
+    def test_a_terminal_shows_names_and_layouts_whole(self):
+        self.imported()
+        name = "a-name-that-is-long-and-ends-with-a-number"
+        jobs = self.jobs(*({"name": f"{name}-{i}", "model": "bert", "samples": 1e6, "batch": 64} for i in range(3)))
+        for columns in (120, 80, 70):
+            main, end = pty.openpty()
+            fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+            done = self.run_ptc("spase", "plan", jobs, "--steps", "100", capture_output=False, stdout=end, stderr=subprocess.DEVNULL)
+            os.close(end)
+            shown = os.read(main, 1 << 16).decode()
+            os.close(main)
+            self.assertEqual(done.returncode, 0)
+            for i in range(3):
+                self.assertRegex(shown, rf"{name}-{i} .*ddp tp1-pp1-dp\d+")
+            self.assertLessEqual(max(map(len, shown.splitlines())), columns)
+            self.assertEqual("No room in" in shown, columns < 120, shown)
+
+    def test_completion_and_wrong_usage(self):
+        self.assertEqual(self.ptc("--complete", "profile", "import", ""), "words\nelasticflow\t\nmorphling\t\npollux\t\n")
+        for words in (["profile", "import", "pollux", ""], ["profile", "show", ""], ["spase", "plan", ""],
+                      ["spase", "plan", "--svg", ""], ["profile", "import", "-o", ""]):
+            self.assertEqual(self.ptc("--complete", *words), "files\n", words)
+        self.imported()
+        self.assertEqual(self.ptc("--complete", "profile", "show", self.path("p.csv"), "g"), "words\ngpt2\t\n")
+        said = self.ptc("spase", "plan", "j", "--time", "1", "--steps", "5", code=2)
+        self.assertIn("--steps", said)
+        self.assertIn("\nptc spase plan --help tells", said)
+        self.assertIn("\nptc profile import --help tells", self.ptc("profile", "import", code=2))
+        self.assertIn("\nptc --help tells", self.ptc("nonsense", code=2))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ TEST(RunPlan, ARollbackTakesLaterSegmentsAway) {
 TEST(RunPlan, FewerEpochsThanConsumed) {
   const RunPlan plan = begun({.batch = 5, .epochs = 3}, 20, 1);
   EXPECT_THAT(why(plan.change({.batch = 5, .epochs = 1}, 1, 25)),
-              HasSubstr("1 epochs of 20 samples are less than"));
+              HasSubstr("1 epoch of 20 samples are less than"));
   const RunPlan ended = plan.change({.batch = 5, .epochs = 2}, 1, 40).value().plan;
   EXPECT_EQ(ended.end(), 40u);
   EXPECT_FALSE(ended.generation(ended.last()).step_at(40));

@@ -74,6 +74,32 @@ TEST(Text, ColumnsThatDoNotFitAreLeftOut) {
             "a-name...  123.4 KiB\n");
 }
 
+TEST(Text, WhatIdentifiesARowStaysWhole) {
+  const auto table = [] {
+    Table made({{"NAME"}, {"SIZE", Table::Align::kRight, 2}, {"HOW"}, {"WHERE", {}, 1, 6}});
+    made.add({"a-name-of-some-length", "123.4 KiB", "tp1-pp1-dp1", "w0:0-7 w1:0-7"});
+    return made;
+  };
+  const auto narrowed = [&](size_t width) {
+    Table made = table();
+    std::string gone;
+    for (const std::string& title : made.narrow(width)) gone += title + " ";
+    return gone + "\n" + made.to_string(0, SIZE_MAX);
+  };
+  EXPECT_EQ(narrowed(80), "\n" + table().to_string(0, 80));
+  EXPECT_EQ(narrowed(55),
+            "\nNAME                        SIZE  HOW          WHERE\n"
+            "a-name-of-some-length  123.4 KiB  tp1-pp1-dp1  w0...0-7\n");
+  EXPECT_EQ(narrowed(50),
+            "SIZE \nNAME                   HOW          WHERE\n"
+            "a-name-of-some-length  tp1-pp1-dp1  w0:0-7 w1:0-7\n");
+  EXPECT_EQ(narrowed(35),
+            "SIZE WHERE \nNAME                   HOW\na-name-of-some-length  tp1-pp1-dp1\n");
+  EXPECT_EQ(narrowed(26), "SIZE WHERE \nNAME           HOW\na-nam...ength  tp1-pp1-dp1\n");
+  EXPECT_EQ(shortened_in_the_middle("abc", 3), "abc");
+  EXPECT_EQ(shortened_in_the_middle("abcdefgh", 6), "a...gh");
+}
+
 TEST(Text, TheLastColumnIsCut) {
   Table table({{"A"}, {"B"}});
   table.add({"x", "0123456789abcdef"});

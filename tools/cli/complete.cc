@@ -103,7 +103,10 @@ class Completer {
     size_t place = 0;
     for (const CLI::Option* option : app_->get_options(is_positional)) {
       place += static_cast<size_t>(option->get_expected_max());
-      if (typed_.positionals.size() < place) return offer_values(option->get_name(true), typed, "");
+      if (typed_.positionals.size() >= place) continue;
+      const std::string words = option->get_type_name();  // "a|b": these
+      const bool are_said = words.find('|') != std::string::npos;
+      return offer_values(are_said ? words : option->get_name(true), typed, "");
     }
   }
 

@@ -165,4 +165,17 @@ std::string usage_complaint(const CLI::App& app, const CLI::ParseError& error) {
                      near ? fmt::format("; is it '{}'?", *near) : "");
 }
 
+std::string command_named(const CLI::App& app) {
+  std::string words;
+  const CLI::App* last = innermost(&app);
+  for (const CLI::App* each = last; each != nullptr; each = each->get_parent()) {
+    std::string own = each->get_name();
+    for (const CLI::Option* option : each->get_options())
+      if (each != last && option->get_positional() && option->get_required())
+        own += " " + option->get_name(true);
+    words = words.empty() ? own : own + " " + words;
+  }
+  return words;
+}
+
 }  // namespace ptc::cli

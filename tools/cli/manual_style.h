@@ -15,4 +15,7 @@ void set_manual_style(CLI::App& app);
 /// nearest one that would have been taken; else what the parser says.
 std::string usage_complaint(const CLI::App& app, const CLI::ParseError& error);
 
+/// The command that was named, as one types it before --help: "ptc layout JOB set".
+std::string command_named(const CLI::App& app);
+
 }  // namespace ptc::cli

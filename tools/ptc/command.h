@@ -18,7 +18,8 @@ enum ExitCode : int {
   kUsage = 2,
   kNotChecked = 3,
   kLeft = 4,
-  kTimedOut = 124
+  kTimedOut = 124,
+  kInterrupted = 130
 };
 
 /// Shared by all subcommands; filled while the command line is parsed.

@@ -1,24 +1,31 @@
 // ptc spase: which layout each of many jobs gets, on which GPUs, and in which order.
-#include <fcntl.h>
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <boost/json/object.hpp>
 #include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <optional>
 
-#include "store/base/file.h"
 #include "tools/cli/numbers.h"
+#include "tools/planner/profile/input.h"
 #include "tools/planner/spase/baselines.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/planner/spase/solver.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/output_file.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
 
 struct SpaseOptions {
-  std::string file, svg;
+  std::string file, device;
+  std::optional<std::string> svg;
   std::string time = "2", steps = "0", seed = "1";
   bool as_json = false;
 };
@@ -41,30 +48,43 @@ std::string places(const planner::Instance& instance, const planner::Run& run) {
 }
 
 void print_plan(const planner::Instance& instance, const planner::Solution& solution,
-                const std::vector<planner::Baseline>& others) {
-  const size_t width = ::isatty(1) ? terminal_width(1) : SIZE_MAX / 2;
+                const std::vector<planner::Baseline>& others, std::FILE* out) {
+  const int fd = ::fileno(out);
+  const size_t width = ::isatty(fd) ? terminal_width(fd) : SIZE_MAX / 2;
+  constexpr size_t kLeastOfPlaces = 14;
   Table table({{"TASK"},
-               {"GPUS", Table::Align::kRight},
-               {"FROM", Table::Align::kRight},
-               {"TO", Table::Align::kRight},
-               {"BATCH", Table::Align::kRight},
+               {"GPUS", Table::Align::kRight, 3},
+               {"FROM", Table::Align::kRight, 2},
+               {"TO", Table::Align::kRight, 4},
+               {"BATCH", Table::Align::kRight, 5},
                {"HOW"},
-               {"WHERE"}});
+               {"WHERE", Table::Align::kLeft, 1, kLeastOfPlaces}});
   for (const planner::Run& run : solution.schedule.runs) {
     const planner::Task& task = instance.tasks[run.task];
     const planner::Configuration& what = task.configurations[run.configuration];
-    table.add({printable(task.name), std::to_string(what.gpus), planner::time_text(run.start),
-               planner::time_text(run.end), std::to_string(what.batch), printable(what.way),
-               printable(places(instance, run))});
+    table.add({task.name, std::to_string(what.gpus), planner::time_text(run.start),
+               planner::time_text(run.end), std::to_string(what.batch), what.way,
+               places(instance, run)});
   }
-  fmt::print("{}\n", table.to_string(0, width));
+  const std::vector<std::string> gone = table.narrow(width);
+  fmt::print(out, "{}", table.to_string(0, width));
+  if (!gone.empty())
+    fmt::print(
+        out, "{}\n",
+        wrapped(fmt::format("(No room in {} columns for {}; a pipe, a file and --json have all.)",
+                            width, fmt::join(gone, ", ")),
+                0, width));
   const double makespan = solution.schedule.makespan;
-  const double gap = 100 * (makespan / solution.lower_bound - 1);
-  fmt::print("{} until all are done; {} is the least that there can be{}.\n",
-             planner::time_text(makespan), planner::time_text(solution.lower_bound),
-             solution.optimal() ? std::string(": this is the shortest")
-                                : fmt::format(" (at most {:.1f} % less)", gap));
-  fmt::print("{} schedules tried in {:.1f} s.\n\n", solution.steps, solution.seconds);
+  // Rounded up, so that it holds.
+  const double gap = std::ceil(1000 * (1 - solution.lower_bound / makespan)) / 10;
+  const std::string told = fmt::format(
+      "{} until all are done; {} is the least that there can be{}. {} tried in {:.1f} "
+      "s.",
+      planner::time_text(makespan), planner::time_text(solution.lower_bound),
+      solution.optimal() ? std::string(": this is the shortest")
+                         : fmt::format(" (at most {:.1f} % less)", gap),
+      planner::counted(solution.steps, "schedule"), solution.seconds);
+  fmt::print(out, "\n{}\n\n", wrapped(told, 0, width));
   Table beside({{"INSTEAD"},
                 {"TAKES", Table::Align::kRight},
                 {"THIS IS", Table::Align::kRight},
@@ -72,34 +92,99 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   for (const planner::Baseline& other : others)
     beside.add({other.name, planner::time_text(other.makespan),
                 fmt::format("{:.2f} x", makespan / other.makespan), other.what});
-  fmt::print("{}", beside.to_string(0, width));
+  fmt::print(out, "{}", beside.to_string(0, width));
 }
 
+std::atomic<bool> interrupted{false};
+
+/// While it lives, the first SIGINT ends the search, and a second one the program, as ever. Where
+/// it is ignored, it stays so.
+class Interruptible {
+ public:
+  Interruptible() {
+    ::sigaction(SIGINT, nullptr, &before_);
+    if (before_.sa_handler == SIG_IGN) return;
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted = true; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    ::sigaction(SIGINT, &action, nullptr);
+  }
+  ~Interruptible() { ::sigaction(SIGINT, &before_, nullptr); }
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+/// A line on a terminal that says what takes its time; it goes when that is over.
+class Waiting {
+ public:
+  explicit Waiting(const std::string& what) {
+    if (is_live_) fmt::print(stderr, "{}", shortened(what, terminal_width(STDERR_FILENO) - 1));
+  }
+  ~Waiting() {
+    if (is_live_) fmt::print(stderr, "\r\033[K");
+  }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  const bool is_live_ = is_live_terminal(STDERR_FILENO);
+};
+
 Result<int> run_plan(const SpaseOptions& options) {
-  PTC_TRY(const auto from, planner::read_jobs_file(options.file));
-  Result<planner::Instance> made = planner::make_instance(from);
-  if (made.has_error()) return std::move(made).error().with_context(options.file);
-  const planner::Instance& instance = made.value();
+  PTC_TRY(auto from, planner::read_jobs_file(options.file));
+  if (!options.device.empty()) from.file.device = options.device;
+  for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
+  std::optional<OutputFile> picture;
+  if (options.svg) {
+    PTC_TRY(picture, OutputFile::at(*options.svg, from.read));
+  }
+  const bool is_only_picture = picture && picture->is_standard_output();
+  if (is_only_picture && options.as_json)
+    return invalid_argument("--json and --svg {} both write to standard output", *options.svg);
+  const Interruptible interruptible;
+  std::vector<planner::Baseline> others;
+  std::optional<planner::Instance> instance;
   planner::SolverOptions how;
   how.seed = std::stoull(options.seed);
   how.steps = std::stoull(options.steps);
   how.time = std::chrono::milliseconds(static_cast<int64_t>(1000 * std::stod(options.time)));
-  const planner::Solution solution = planner::solve(instance, how);
-  if (!options.svg.empty()) {
-    PTC_TRY(write_file_atomically(
-        AT_FDCWD, options.svg,
-        planner::gantt_svg(instance, solution.schedule, solution.lower_bound)));
+  how.stop = &interrupted;
+  {
+    const Waiting waiting("computing what others would take …");
+    Result<planner::Instance> made = planner::make_instance(from);
+    if (made.has_error())
+      return std::move(made).error().with_context(planner::input_name(options.file));
+    instance = std::move(made).value();
+    others = planner::baselines(*instance, how.seed, how.stop);
   }
-  const auto others = planner::baselines(instance, how.seed);
+  std::vector<const planner::Schedule*> known;
+  for (const planner::Baseline& other : others)
+    if (other.schedule) known.push_back(&*other.schedule);
+  const planner::Solution solution = [&] {
+    const Waiting waiting(
+        how.steps != 0
+            ? fmt::format("trying {} schedules (Ctrl-C: what is best so far) …", how.steps)
+            : fmt::format("looking for a short schedule for {} s (Ctrl-C: what is best so far) …",
+                          options.time));
+    return planner::solve(*instance, how, known);
+  }();
+  const bool was_interrupted = interrupted;
+  if (picture) {
+    PTC_TRY(picture->write(planner::gantt_svg(*instance, solution.schedule, solution.lower_bound)));
+  }
   if (options.as_json) {
-    json::object all = planner::schedule_json(instance, solution.schedule, solution.lower_bound);
+    json::object all = planner::schedule_json(*instance, solution.schedule, solution.lower_bound);
     json::object& instead = all["instead_s"].emplace_object();
     for (const planner::Baseline& other : others) instead[other.name] = other.makespan;
     fmt::print("{}", pretty_json(all));
   } else {
-    print_plan(instance, solution, others);
+    print_plan(*instance, solution, others, is_only_picture ? stderr : stdout);
   }
-  return kDone;
+  if (was_interrupted) fmt::print(stderr, "ptc: interrupted: this is the best so far\n");
+  return was_interrupted ? kInterrupted : kDone;
 }
 
 }  // namespace
@@ -114,27 +199,37 @@ void add_spase(CLI::App& app, Context& context) {
       "   \"jobs\": [{\"name\": \"a\", \"model\": \"gpt2\", \"samples\": 1e6, \"batch\": 256},\n"
       "            {\"name\": \"b\", \"model\": \"bert\", \"samples\": 5e6,\n"
       "             \"batch\": [64, 1024], \"technique\": \"ddp\"}]}\n"
+      "Where \"batch\" is left out, the plan chooses it among those of the profiles.\n"
       "\nExamples:\n  ptc spase plan jobs.json --svg plan.svg\n"
       "  ptc spase plan jobs.json --steps 200000 --seed 7 --json");
   command->require_subcommand(1);
   CLI::App* plan = command->add_subcommand("plan", "Print a schedule, and what others would take");
-  plan->add_option("FILE", options->file, "jobs.json")->required();
-  plan->add_option("--svg", options->svg, "draw it there, a line a GPU")->type_name("FILE");
-  plan->add_option("--time", options->time, "seconds to look for a shorter one")
-      ->type_name("S")
-      ->check(number(0.001, 1e6))
-      ->capture_default_str();
+  plan->add_option("FILE", options->file, "jobs.json; -: standard input")->required();
+  plan->add_option("--svg", options->svg,
+                   "draw it there, a line a GPU; -: to standard output, and the table to standard "
+                   "error")
+      ->type_name("FILE");
+  plan->add_option("--device", options->device,
+                   "the kind of the nodes' GPUs, as profiles name it; else as FILE says, or the "
+                   "only one that they name")
+      ->type_name("NAME");
+  CLI::Option* time = plan->add_option("--time", options->time, "seconds to look for a shorter one")
+                          ->type_name("S")
+                          ->check(number(0.001, 1e6))
+                          ->capture_default_str();
   plan->add_option("--steps", options->steps,
                    "schedules to try instead (at least some 50): the same answer each time")
       ->type_name("N")
       ->check(whole_number(0, uint64_t{1} << 50))
-      ->capture_default_str();
+      ->excludes(time);
   plan->add_option("--seed", options->seed, "of what is drawn")
       ->type_name("N")
       ->check(whole_number(0, UINT64_MAX))
       ->capture_default_str();
   plan->add_flag("--json", options->as_json, "print the schedule as JSON");
-  plan->footer("Exit status: 0 there is one, 1 a job fits nowhere, or a file is wrong.");
+  plan->footer(
+      "Exit status: 0 there is one, 1 a job fits nowhere, or a file is wrong, 130\n"
+      "interrupted: what was best so far is printed.");
   plan->fallthrough();
   command->callback([&context, options] {
     context.run = [options]() -> Result<int> { return run_plan(*options); };

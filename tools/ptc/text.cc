@@ -56,6 +56,17 @@ std::string shortened(std::string_view text, size_t width) {
   return beginning(text, keep) + std::string(mark);
 }
 
+std::string shortened_in_the_middle(std::string_view text, size_t width) {
+  const size_t whole = text_width(text);
+  if (whole <= width) return std::string(text);
+  const std::string_view mark = utf8_terminal() ? "…" : "...";
+  const size_t keep = width > text_width(mark) ? width - text_width(mark) : 0;
+  const size_t behind = (keep + 1) / 2;
+  const std::string before_end = beginning(text, whole - behind);
+  return beginning(text, keep - behind) + std::string(mark) +
+         std::string(text.substr(before_end.size()));
+}
+
 std::string padded(std::string_view text, size_t width) {
   size_t used = text_width(text);
   return std::string(text) + std::string(used < width ? width - used : 0, ' ');
@@ -176,12 +187,65 @@ void Table::add(std::vector<std::string> row) {
   rows_.push_back(std::move(row));
 }
 
-std::string Table::to_string(size_t indent, size_t width) const {
+std::vector<size_t> Table::whole_widths() const {
   std::vector<size_t> widths;
   for (const Column& column : columns_) widths.push_back(text_width(column.title));
   for (const auto& row : rows_) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], text_width(row[i]));
   }
+  return widths;
+}
+
+void Table::remove(std::string_view title) {
+  const auto found = std::find_if(columns_.begin(), columns_.end(),
+                                  [&](const Column& column) { return column.title == title; });
+  const auto at = found - columns_.begin();
+  columns_.erase(found);
+  for (auto& row : rows_)
+    if (static_cast<size_t>(at) < row.size()) row.erase(row.begin() + at);
+}
+
+std::vector<std::string> Table::narrow(size_t width) {
+  std::vector<std::string> gone;
+  std::vector<size_t> now = whole_widths();
+  const auto least = [&](size_t i) {
+    return columns_[i].least == 0 ? now[i] : std::min(now[i], columns_[i].least);
+  };
+  const auto total = [&] {
+    size_t sum = 0;
+    for (size_t i = 0; i < now.size(); ++i) sum += least(i) + (i == 0 ? 0 : 2);
+    return sum;
+  };
+  while (total() > width) {
+    const auto first =
+        std::max_element(columns_.begin(), columns_.end(),
+                         [](const Column& a, const Column& b) { return a.goes < b.goes; });
+    if (first == columns_.end() || first->goes == 0) break;
+    gone.push_back(first->title);
+    now.erase(now.begin() + (first - columns_.begin()));
+    remove(gone.back());
+  }
+  size_t used = total();
+  for (size_t i = 0; i < now.size(); ++i) {
+    size_t room = least(i);
+    if (used < width && room < now[i]) {
+      const size_t more = std::min(width - used, now[i] - room);
+      room += more;
+      used += more;
+    }
+    if (i == 0 && used > width) {
+      constexpr size_t kLeastOfNames = 8;
+      room -= std::min(used - width, room > kLeastOfNames ? room - kLeastOfNames : 0);
+    }
+    if (room >= now[i]) continue;
+    for (auto& row : rows_)
+      if (i < row.size()) row[i] = shortened_in_the_middle(row[i], room);
+  }
+  return gone;
+}
+
+std::string Table::to_string(size_t indent, size_t width) const {
+  std::vector<size_t> widths = whole_widths();
   // Texts give way, the longest first; numbers do not. Where that is not enough, the last columns
   // go.
   constexpr size_t kLeast = 6;

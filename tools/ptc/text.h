@@ -17,6 +17,8 @@ namespace ptc::cli {
 size_t text_width(std::string_view text);
 /// The text's beginning in at most `width` columns, "…" (or "...") for what was cut off.
 std::string shortened(std::string_view text, size_t width);
+/// The same, cut in its middle.
+std::string shortened_in_the_middle(std::string_view text, size_t width);
 std::string padded(std::string_view text, size_t width);
 /// The text with '?' for each control character: names are users', and a terminal obeys.
 std::string printable(std::string_view text);
@@ -56,15 +58,25 @@ class Table {
   struct Column {
     std::string title;
     Align align = Align::kLeft;
+    /// For narrow(): 0: it stays, whole; else the higher, the sooner it goes.
+    int goes = 0;
+    size_t least = 0;  // to how many columns its cells may be cut before anything goes; 0: not
   };
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
   void add(std::vector<std::string> row);
   bool empty() const { return rows_.empty(); }
+  void remove(std::string_view title);  // of a column that is there
   /// Every line begins with `indent` spaces and has at most `width` columns: where that is too
   /// little, texts are cut, and the last columns of the table left out.
   std::string to_string(size_t indent, size_t width) const;
+  /// Makes it fit `width` so that what identifies a row stays whole: columns that may go do, and
+  /// their titles are returned. Where that is not enough, the first column gives way too. Texts
+  /// lose their middle, as names differ at their ends.
+  std::vector<std::string> narrow(size_t width);
 
  private:
+  std::vector<size_t> whole_widths() const;
+
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "tools/planner/profile/input.h"
+#include "tools/planner/profile/profile.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/mount.h"
 
@@ -50,12 +52,26 @@ std::vector<std::string> layouts(const std::string& mount_option,
   return {found.begin(), found.end()};
 }
 
+/// Of the profile that was named.
+std::vector<std::string> models(const std::vector<std::string>& before) {
+  if (before.empty() || !planner::has_a_place(before.front())) return {};
+  const auto text = planner::read_input(before.front(), 64 << 20);
+  if (!text) return {};
+  const auto rows = planner::parse_profiles(text.value(), before.front());
+  std::set<std::string> found;
+  if (rows)
+    for (const planner::ProfileRow& row : rows.value()) found.insert(row.model);
+  return {found.begin(), found.end()};
+}
+
 }  // namespace
 
 Values values_in_mount(const std::string& type, const Typed& typed) {
   using enum Values::Else;
   const auto option = typed.options.find("mount");
   const std::string mount_option = option == typed.options.end() ? "" : option->second;
+  if (type == "MODEL") return {models(typed.positionals), kNothing};
+  if (type == "FILE") return {{}, kFiles};
   if (type == "DIR" || type == "DEST") return {{}, kDirectories};
   if (type == "LAYOUT") return {layouts(mount_option, typed.positionals), kNothing};
   if (type == "LAYOUT or FILE") return {layouts(mount_option, typed.positionals), kFiles};

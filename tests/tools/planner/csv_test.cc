@@ -35,11 +35,29 @@ TEST(Csv, SaysWhereWhatIsWrong) {
   EXPECT_EQ(csv_complaint("a,b\n1,2,3"),
             "t.csv: line 2, column 5: the header has 2 columns, and this is one more");
   EXPECT_EQ(csv_complaint("a,b\n1,2,,\n"), "taken");  // as some write it
-  EXPECT_EQ(csv_complaint("a,b\n\xe9,2"), "t.csv: it is not UTF-8: iconv makes it so");
+  EXPECT_EQ(csv_complaint("a\n1,2"),
+            "t.csv: line 2, column 3: the header has 1 column, and this is one more");
+  EXPECT_EQ(
+      csv_complaint("a,b\n\xe9,2"),
+      "t.csv: line 2: it is not UTF-8, Latin-1 perhaps: iconv -f LATIN1 -t UTF-8 makes it so");
+  EXPECT_EQ(csv_complaint("\xff\xfe"
+                          "a"),
+            "t.csv: it is UTF-16, and must be UTF-8: iconv -f UTF-16 -t UTF-8 makes it so");
+  EXPECT_EQ(csv_complaint(std::string_view("a\0,\0b\0", 6)),
+            "t.csv: it is UTF-16LE, and must be UTF-8: iconv -f UTF-16LE -t UTF-8 makes it so");
+  EXPECT_EQ(csv_complaint("a;b\n1;2"),
+            "t.csv: line 1: its columns are separated by ';', and must be by commas");
+  EXPECT_EQ(csv_complaint("a\tb\n1\t2"),
+            "t.csv: line 1: its columns are separated by tabs, and must be by commas");
+  EXPECT_EQ(csv_complaint("# made by me\na,b\n1,2"),
+            "t.csv: line 1: it begins with '#': the first line names the columns, and none is a "
+            "comment");
   EXPECT_EQ(csv_complaint(std::string(5000, ',')), "t.csv: line 1: more than 4096 columns");
   const auto csv = Csv::parse("model,iteration\nx,1e999", "t.csv");
   EXPECT_EQ(csv.value().needed("iteration_s").error().message(),
             "t.csv: line 1: there is no column 'iteration_s' (is it 'iteration'?)");
+  EXPECT_THAT(Csv::parse("Batch,Batch size\n", "t.csv").value().needed("batch").error().message(),
+              testing::HasSubstr("(is it 'Batch'?)"));
   for (const char* bad : {"1e999", "nan", "inf", "1 2", "0x10", ""}) {
     const auto one = Csv::parse(std::string("a,b\n") + bad + ",1", "t.csv");
     EXPECT_TRUE(one.value().number(0, 0).has_error()) << bad;

@@ -38,7 +38,8 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(jobs_complaint("[]"),
             "jobs.json: it must be an object {\"cluster\": …, \"profiles\": …, \"jobs\": …}");
   EXPECT_EQ(jobs_complaint("{\"job\": 1}"),
-            "jobs.json: line 1, column 2: unknown key 'job' (did you mean 'jobs'?)");
+            "jobs.json: line 1, column 2: unknown key 'job' (did you mean 'jobs'?); there are "
+            "'cluster', 'format', 'jobs', 'profiles'");
   EXPECT_EQ(jobs_complaint("{}"),
             "jobs.json: line 1, column 1: 'cluster' is missing: {\"nodes\": {\"w0\": 8}}");
   EXPECT_EQ(jobs_complaint(R"({"cluster": {"nodes": {"w0": 0}}})"),
@@ -50,7 +51,10 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(with(R"({"name": "a", "model": "m"})"),
             at + "'samples' is missing: how many are still to be read");
   EXPECT_EQ(with(R"({"nam": "a"})"),
-            "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?)");
+            "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
+            "'batch', 'model', 'name', 'samples', 'technique'");
+  EXPECT_THAT(with(R"({"priority": 1})"),
+              testing::HasSubstr("unknown key 'priority'; there are 'batch', 'model'"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),
               testing::HasSubstr("a number from 1"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1, "batch": [4, 2]})"),
@@ -61,6 +65,26 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
       testing::HasSubstr("a second job 'a'"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1,})"),
               testing::HasSubstr("line 1, column"));
+}
+
+TEST(JobsFile, SaysWhatIsWrongWithNodes) {
+  const auto with = [](std::string_view cluster) {
+    return jobs_complaint(fmt::format(R"({{"cluster": {}}})", cluster));
+  };
+  EXPECT_EQ(with(R"({"nodes": ["w0", "w1"]})"),
+            "jobs.json: line 1, column 24: of 'w0' it must be said how many GPUs it has: "
+            "{\"w0\": 8, …} or [8, …]");
+  EXPECT_THAT(with(R"({"nodes": {"": 8}})"), testing::HasSubstr("'' is no name of a node"));
+  EXPECT_THAT(with(R"({"nodes": {"a\nb": 8}})"), testing::HasSubstr("control characters"));
+  EXPECT_THAT(with(R"({"nodes": [8], "device": 1})"), testing::HasSubstr("'device' is the kind"));
+  EXPECT_THAT(with(R"({"nodes": [8], "devices": "A100"})"),
+              testing::HasSubstr("'devices' (did you mean 'device'?)"));
+  EXPECT_THAT(with(R"({"device": "A100"})"), testing::HasSubstr("'nodes' is missing"));
+}
+
+TEST(JobsFile, NamesOtherEncodings) {
+  EXPECT_THAT(jobs_complaint("\xff\xfe{"), testing::HasSubstr("it is UTF-16"));
+  EXPECT_THAT(jobs_complaint("{\n\"caf\xe9\": 1}"), testing::HasSubstr("line 2: it is not UTF-8"));
 }
 
 }  // namespace

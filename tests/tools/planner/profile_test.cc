@@ -52,6 +52,52 @@ TEST(Profile, SaysWhereWhatIsWrong) {
               HasSubstr("is more than"));
 }
 
+TEST(Profile, ColumnsThatAreMisspeltAreNamed) {
+  EXPECT_EQ(profile_complaint("model,techniqe,batch,iteration_s\na,ddp,8,1"),
+            "p.csv: line 1: unknown column 'techniqe' (did you mean 'technique'?)");
+  EXPECT_THAT(profile_complaint("model,batch,max_gpu_per_node,iteration_s\n"),
+              HasSubstr("'max_gpu_per_node' (did you mean 'max_gpus_per_node'?)"));
+  EXPECT_THAT(profile_complaint("model,batch,pd,iteration_s\n"),
+              HasSubstr("'pd' (did you mean 'dp'?)"));
+  EXPECT_THAT(profile_complaint("Model,batch,iteration_s\n"), HasSubstr("(did you mean 'model'?)"));
+  std::vector<std::string> remarks;
+  const auto rows =
+      parse_profiles("model,batch,iteration_s,note,ep,tp\na,8,1,x,2,1", "p.csv", &remarks);
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  EXPECT_THAT(remarks, ElementsAre("p.csv: columns that are not used: 'ep', 'note'"));
+}
+
+TEST(Profile, OutOfMemoryIsWrittenInManyWays) {
+  const auto rows = parse_profiles("model,batch,iteration_s\na,8,OOM\na,8,Out of memory", "p.csv");
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  EXPECT_EQ(rows.value()[0].iteration_s, std::nullopt);
+  EXPECT_EQ(rows.value()[1].iteration_s, std::nullopt);
+  for (const std::string text : {"nan", "", "1,5"})
+    EXPECT_THAT(profile_complaint("model,batch,iteration_s\na,8,\"" + text + "\""),
+                HasSubstr("is no time: seconds, or \"oom\" where memory was too little"));
+}
+
+TEST(Profile, KindsOfGpuAreNotMixed) {
+  const auto rows = parse_profiles(
+      "model,batch,gpus,device,iteration_s\na,8,1,A100,1\na,8,2,V100,9\nb,8,1,,1\nc,8,1,A100,1\n"
+      "c,8,2,,1\n",
+      "p.csv");
+  const auto count = [&](const std::set<std::string>& models, const std::string& device) {
+    const auto taken = rows_of_device(rows.value(), models, device);
+    return taken.has_error() ? taken.error().message() : std::to_string(taken.value().size());
+  };
+  EXPECT_EQ(count({"a", "b"}, "A100"), "2");  // nothing is said of b's
+  EXPECT_EQ(count({"b"}, ""), "1");
+  EXPECT_EQ(count({"c"}, "A100"), "1");
+  EXPECT_EQ(count({"a"}, ""),
+            "the profiles are of several kinds of GPU, 'A100', 'V100': --device says which, or "
+            "\"device\" in 'cluster'");
+  EXPECT_EQ(count({"a"}, "A10"),
+            "no profile of 'a' is of GPUs 'A10' (did you mean 'A100'?); there are 'A100', 'V100'");
+  EXPECT_THAT(count({"c"}, ""),
+              HasSubstr("some rows of 'c' are of 'A100', and others do not name"));
+}
+
 TEST(Profile, TheFrontierIsWhatMoreGpusGain) {
   const auto rows = parse_profiles(
       "model,technique,batch,gpus,max_gpus_per_node,iteration_s\n"
@@ -83,7 +129,7 @@ TEST(Published, IsReadAsItStands) {
   EXPECT_EQ(morphling.value().rows[0].gpus_per_node, 4u);
   EXPECT_EQ(morphling.value().rows[1].way(), "zero-dp tp1-pp1-dp4");
   EXPECT_EQ(morphling.value().rows[2].iteration_s, std::nullopt);
-  EXPECT_THAT(morphling.value().left_out, ElementsAre(HasSubstr("1 rows of 'tp+ga'")));
+  EXPECT_THAT(morphling.value().left_out, ElementsAre(HasSubstr("1 row of 'tp+ga'")));
   EXPECT_EQ(
       read_morphling("exec_plan,placement,iter_time\n222,4,1", "p.csv", "m", 1).error().message(),
       "p.csv: line 2, column 1 (exec_plan): '222' takes 8 GPUs, and its placement has 4");

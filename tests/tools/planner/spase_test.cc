@@ -2,10 +2,13 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <numeric>
 #include <random>
 
+#include "store/base/utf8.h"
 #include "tools/planner/spase/baselines.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/planner/spase/instance.h"
@@ -193,6 +196,54 @@ TEST(Spase, IsNeverWorseThanWhatItBeginsWith) {
   }
 }
 
+TEST(Spase, IsNeverWorseThanABaselineHoweverLittleTimeThereIs) {
+  Drawn drawn{std::mt19937_64(planner_seed())};
+  for (int turn = 0; turn < 40; ++turn) {
+    Instance instance = drawn.instance(1 + drawn.below(60), 1 + drawn.below(9), 8, 5);
+    for (Task& task : instance.tasks)  // what its user would take is no better
+      if (drawn.below(2) == 0)
+        task.usual = {task.configurations[drawn.below(task.configurations.size())]};
+    const std::vector<Baseline> others = baselines(instance, 1);
+    std::vector<const Schedule*> known;
+    for (const Baseline& other : others) {
+      if (!other.schedule) continue;
+      ASSERT_EQ(wrong_with(instance, *other.schedule), "") << other.name;
+      ASSERT_LE(other.schedule->makespan, other.makespan * (1 + 1e-9)) << other.name;
+      known.push_back(&*other.schedule);
+    }
+    ASSERT_EQ(known.size() + 1, others.size());
+    std::atomic<bool> stop{true};
+    SolverOptions options;
+    options.stop = &stop;
+    const Solution solution = solve(instance, options, known);
+    ASSERT_LE(solution.steps, 3u);
+    ASSERT_EQ(wrong_with(instance, solution.schedule), "");
+    for (const Baseline& other : others) {
+      if (!other.schedule) continue;
+      ASSERT_LE(solution.schedule.makespan, other.makespan * (1 + 1e-9)) << other.name;
+    }
+  }
+}
+
+/// 2000 jobs of many profiles: rows are looked at once, and not once for each job.
+TEST(SpaseInstance, IsMadeOfManyRowsInLittleTime) {
+  JobsAndProfiles from;
+  from.file.nodes = {{"w0", 8}, {"w1", 8}};
+  for (int i = 0; i < 2000; ++i)
+    from.file.jobs.push_back({"j" + std::to_string(i), "m" + std::to_string(i % 20), 1e6});
+  for (uint32_t i = 0; i < 200'000; ++i) {
+    ProfileRow row;
+    row.model = "m" + std::to_string(i % 20);
+    row.batch = 8u << (i / 20 % 8);
+    row.dp = row.gpus = 1 + i / 160 % 8;
+    row.iteration_s = 1 + i % 97;
+    from.rows.push_back(row);
+  }
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(make_instance(from).has_value());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+}
+
 TEST(Spase, TheSameSeedAndStepsAreTheSameAnswer) {
   Drawn drawn{std::mt19937_64(7)};
   const Instance instance = drawn.instance(15, 3, 8, 5);
@@ -236,14 +287,47 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
       "model,batch,gpus,max_gpus_per_node,iteration_s\ngpt2,8,16,8,1\ngpt2,8,8,4,1\nbert,8,1,1,"
       "oom\nwide,8,6,6,1\n";
   EXPECT_EQ(instance_complaint(job(R"("model": "gpt2")"), rows), "taken");  // both nodes
-  EXPECT_EQ(instance_complaint(job(R"("model": "gpt")"), rows),
-            "job 'a': no profile has a model 'gpt' (did you mean 'gpt2'?)");
+  EXPECT_EQ(
+      instance_complaint(job(R"("model": "gpt")"), rows),
+      "job 'a': no profile has a model 'gpt' (did you mean 'gpt2'?); there are 'bert', 'gpt2', "
+      "'wide'");
   EXPECT_EQ(instance_complaint(job(R"("model": "gpt2", "batch": 16)"), rows),
-            "job 'a': no profile of 'gpt2' has a batch from 16 to 16");
+            "job 'a': no profile of 'gpt2' has a batch of 16; there is 8");
   EXPECT_EQ(instance_complaint(job(R"("model": "bert")"), rows),
             "job 'a': 'bert' was out of memory in all that its profiles tried");
-  EXPECT_THAT(instance_complaint(job(R"("model": "wide")"), rows),
-              HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least"));
+  EXPECT_THAT(
+      instance_complaint(job(R"("model": "wide")"), rows),
+      HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least, and the largest node has 4"));
+}
+
+TEST(SpaseInstance, WhatWasMeasuredOverNodesIsNotTakenForOne) {
+  const std::string said = instance_complaint(
+      R"({"cluster": {"nodes": [1024]}, "profiles": "p.csv",
+          "jobs": [{"name": "a", "model": "moe", "samples": 8}]})",
+      "model,batch,gpus,max_gpus_per_node,iteration_s\nmoe,8,16,8,1\nmoe,8,32,8,1\n");
+  EXPECT_EQ(said,
+            "job 'a': it fits nowhere: 'moe' was measured with 16 GPUs of which at most 8 were on "
+            "one node, and that is not taken for one node (the largest has 1024): how fast it is "
+            "there is not known");
+}
+
+TEST(SpaseInstance, TakesOneKindOfGpu) {
+  const auto jobs = [](std::string_view device) {
+    return fmt::format(
+        R"({{"cluster": {{"nodes": [4]{}}}, "profiles": "p.csv",
+             "jobs": [{{"name": "a", "model": "m", "samples": 80}}]}})",
+        device);
+  };
+  const std::string rows = "model,batch,gpus,device,iteration_s\nm,8,1,A100,1\nm,8,2,H100,0.1\n";
+  EXPECT_THAT(instance_complaint(jobs(""), rows),
+              HasSubstr("several kinds of GPU, 'A100', 'H100'"));
+  JobsAndProfiles from;
+  from.file = parse_jobs_file(jobs(R"(, "device": "A100")"), "jobs.json").value();
+  from.rows = parse_profiles(rows, "p.csv").value();
+  const auto instance = make_instance(from);
+  ASSERT_TRUE(instance.has_value()) << instance.error().message();
+  ASSERT_EQ(instance.value().tasks.front().configurations.size(), 1u);
+  EXPECT_EQ(instance.value().tasks.front().configurations.front().seconds, 10);
 }
 
 /// A number of GPUs that the nodes cannot give hides none that they can.
@@ -262,8 +346,9 @@ TEST(SpaseInstance, HasWhatItsNodesCanGive) {
   EXPECT_NEAR(solve(instance.value(), {}).schedule.makespan, 396, 1e-6);
   from.file.jobs.front().technique = "dpp";
   from.rows.front().technique = "ddp";
-  EXPECT_EQ(make_instance(from).error().message(),
-            "job 'a': no profile of 'm' has a technique 'dpp' (did you mean 'ddp'?)");
+  EXPECT_EQ(
+      make_instance(from).error().message(),
+      "job 'a': no profile of 'm' has a technique 'dpp' (did you mean 'ddp'?); there is 'ddp'");
 }
 
 TEST(Spase, WhatTakesSeveralNodesLeavesTheOthersInTheBaselines) {
@@ -280,8 +365,26 @@ TEST(Spase, ThePictureSaysWhatItLeavesOut) {
   instance.tasks = {{"t", {{1024, 1, 40, 8, "a"}}, {}}};
   const Solution solution = solve(instance, {});
   const std::string svg = gantt_svg(instance, solution.schedule, solution.lower_bound);
-  EXPECT_THAT(svg, HasSubstr("1 more nodes are not drawn"));
+  EXPECT_THAT(svg, HasSubstr("1 more node is not drawn"));
   EXPECT_THAT(svg, testing::Not(HasSubstr("left-out")));
+}
+
+TEST(Spase, ThePictureTellsNamesApart) {
+  Instance instance;
+  for (int i = 0; i < 4; ++i)
+    instance.nodes.push_back({fmt::format("dgx-h100-rack1-{:060}-node{}", 0, i), 1});
+  const std::string umlauts = "ä\x01" + std::string(40, 'x') + "öööööööööööööööööööööööööööööö<";
+  instance.tasks = {{umlauts, {{1, 1, 40, 8, "a"}}, {}}, {"t", {{1, 1, 400, 8, "a"}}, {}}};
+  const Solution solution = solve(instance, {});
+  const std::string svg = gantt_svg(instance, solution.schedule, solution.lower_bound);
+  EXPECT_TRUE(is_utf8(svg));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("\x01")));
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_THAT(svg, HasSubstr("<title>" + instance.nodes[i].name + ": 1 GPU</title>dgx-"));
+    EXPECT_THAT(svg, testing::ContainsRegex(fmt::format("…0*-node{}</text>", i)));
+  }
+  EXPECT_THAT(svg, HasSubstr("<title>ä\uFFFDxxx"));
+  EXPECT_THAT(svg, testing::ContainsRegex("ä\uFFFDx*…(ö)*&lt;</text>"));
 }
 
 TEST(Spase, TimesOfAnyLengthCanBeRead) {

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "store/base/json.h"
-#include "store/base/utf8.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
@@ -20,10 +21,18 @@ std::string_view trimmed(std::string_view text) {
 
 }  // namespace
 
+std::string plain_title(std::string_view title) {
+  std::string plain;
+  for (const char c : trimmed(title)) {
+    if (c >= 'A' && c <= 'Z') plain += static_cast<char>(c - 'A' + 'a');
+    else plain += c == ' ' || c == '-' ? '_' : c;
+  }
+  return plain;
+}
+
 Result<Csv> Csv::parse(std::string_view text, std::string name) {
   if (text.size() > kMostCsvBytes) return invalid_argument("{}: it has more than 64 MiB", name);
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-  if (!is_utf8(text)) return invalid_argument("{}: it is not UTF-8: iconv makes it so", name);
+  PTC_TRY(text, as_utf8(text, name));
   Csv csv;
   csv.name_ = std::move(name);
   bool has_header = false;
@@ -66,6 +75,7 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
     if (!has_header) {
       has_header = true;
       csv.columns_ = std::move(row.fields);
+      PTC_TRY(csv.check_header(row.line));
       for (size_t i = 0; i < csv.columns_.size(); ++i)
         if (!csv.columns_[i].empty() && csv.column(csv.columns_[i]) != i)
           return invalid_argument("{}: line {}, column {}: a second column {}", csv.name_, row.line,
@@ -76,8 +86,9 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
       row.fields.pop_back();
     if (row.fields.size() > csv.columns_.size())
       return invalid_argument(
-          "{}: line {}, column {}: the header has {} columns, and this is one more", csv.name_,
-          row.line, row.places[csv.columns_.size()], csv.columns_.size());
+          "{}: line {}, column {}: the header has {} column{}, and this is one more", csv.name_,
+          row.line, row.places[csv.columns_.size()], csv.columns_.size(),
+          csv.columns_.size() == 1 ? "" : "s");
     row.fields.resize(csv.columns_.size());
     row.places.resize(csv.columns_.size(), at - begin);
     csv.rows_.push_back(std::move(row));
@@ -87,15 +98,37 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
   return csv;
 }
 
+Result<> Csv::check_header(size_t line) const {
+  if (columns_.front().starts_with('#'))
+    return invalid_argument(
+        "{}: line {}: it begins with '#': the first line names the columns, and none is a comment",
+        name_, line);
+  if (columns_.size() > 1) return ok();
+  for (const auto& [c, what] : {std::pair(';', "';'"), {'\t', "tabs"}})
+    if (columns_.front().find(c) != std::string::npos)
+      return invalid_argument("{}: line {}: its columns are separated by {}, and must be by commas",
+                              name_, line, what);
+  return ok();
+}
+
 std::optional<size_t> Csv::column(std::string_view title) const {
   const auto found = std::find(columns_.begin(), columns_.end(), title);
   if (found == columns_.end()) return std::nullopt;
   return static_cast<size_t>(found - columns_.begin());
 }
 
+std::optional<std::string> Csv::like_title(std::string_view title) const {
+  for (const std::string& one : columns_)
+    if (plain_title(one) == title) return one;
+  if (auto near = nearest_name(title, columns_)) return near;
+  for (const std::string& one : columns_)
+    if (plain_title(one).find(title) != std::string::npos) return one;
+  return std::nullopt;
+}
+
 Result<size_t> Csv::needed(std::string_view title) const {
   if (const auto found = column(title)) return *found;
-  const auto like = nearest_name(title, columns_);
+  const auto like = like_title(title);
   return invalid_argument("{}: line 1: there is no column '{}'{}", name_, title,
                           like ? fmt::format(" (is it {}?)", ptc::quoted(*like)) : std::string());
 }

@@ -16,10 +16,11 @@ class Csv {
  public:
   /// `name` is the file's, for messages: "profiles.csv: line 3, column 7: …". kInvalidArgument: a
   /// quote that does not end, a row that is longer than the header, a column twice, more than
-  /// 4096 of them, no UTF-8, more than 64 MiB. A shorter row has empty fields at its end; empty
-  /// lines are passed over.
+  /// 4096 of them, anything but commas between them, no UTF-8, more than 64 MiB. A shorter row has
+  /// empty fields at its end; empty lines are passed over.
   static Result<Csv> parse(std::string_view text, std::string name);
 
+  const std::string& name() const { return name_; }
   size_t rows() const { return rows_.size(); }
   const std::vector<std::string>& columns() const { return columns_; }
   std::optional<size_t> column(std::string_view title) const;
@@ -34,6 +35,9 @@ class Csv {
   Error error(size_t row, size_t column, std::string_view message) const;
 
  private:
+  Result<> check_header(size_t line) const;
+  std::optional<std::string> like_title(std::string_view title) const;
+
   struct Row {
     size_t line;
     std::vector<std::string> fields;
@@ -43,6 +47,9 @@ class Csv {
   std::vector<std::string> columns_;
   std::vector<Row> rows_;
 };
+
+/// A title as most write it: "Max GPUs-per node" is max_gpus_per_node.
+std::string plain_title(std::string_view title);
 
 /// A field as it stands in a row: quoted where it must be.
 std::string csv_field(std::string_view text);

@@ -1,13 +1,13 @@
 #include "tools/planner/profile/jobs_file.h"
 
-#include <fcntl.h>
-
+#include <algorithm>
+#include <boost/json/serialize.hpp>
 #include <cmath>
 #include <filesystem>
 #include <set>
 
-#include "store/base/file.h"
 #include "store/base/json_settings.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
@@ -24,22 +24,33 @@ Error missing(std::string_view text, const Path& path, std::string_view key,
   return invalid_argument("{}: '{}' is missing: {}", json_place(text, path), key, what);
 }
 
+/// Names an unknown key of the object at `at`, and the known ones.
+Result<> check_known(std::string_view text, const Path& at, const json::object& object,
+                     const std::set<std::string>& known) {
+  for (const auto& member : object) {
+    const std::string key(member.key());
+    if (known.contains(key)) continue;
+    Path path = at;
+    path.push_back(key);
+    return invalid_argument("{}: unknown key {}{}", json_place(text, path, JsonPart::kKey),
+                            ptc::quoted(key), what_there_is(key, known));
+  }
+  return ok();
+}
+
+/// Names stand in tables and pictures, a line each.
+bool has_control_characters(std::string_view name) {
+  return std::any_of(name.begin(), name.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; });
+}
+
 class JobParser : JsonSettings {
  public:
   JobParser(std::string_view text, const json::object& object, Path at)
       : JsonSettings(text, object), at_(std::move(at)) {}
 
   Result<JobToTrain> parse() const {
-    static const std::vector<std::string> kKeys = {"name", "model", "samples", "batch",
-                                                   "technique"};
-    for (const auto& member : object_) {
-      const std::string key(member.key());
-      if (std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end()) continue;
-      const auto nearest = nearest_name(key, kKeys);
-      return invalid_argument("{}: unknown key {}{}", json_place(text_, below(key), JsonPart::kKey),
-                              ptc::quoted(key),
-                              nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
-    }
+    PTC_TRY(check_known(text_, at_, object_, {"name", "model", "samples", "batch", "technique"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -98,7 +109,7 @@ class FileParser : JsonSettings {
   FileParser(std::string_view text, const json::object& object) : JsonSettings(text, object) {}
 
   Result<JobsFile> parse() const {
-    PTC_TRY(check_keys({"format", "cluster", "profiles", "jobs"}));
+    PTC_TRY(check_known(text_, {}, object_, {"format", "cluster", "profiles", "jobs"}));
     PTC_TRY(const auto format, word("format"));
     if (format && *format != "ptc-jobs/1")
       return error({"format"}, "'format' must be \"ptc-jobs/1\"");
@@ -114,11 +125,25 @@ class FileParser : JsonSettings {
     const json::value* cluster = object_.if_contains("cluster");
     if (cluster == nullptr) return missing(text_, {}, "cluster", "{\"nodes\": {\"w0\": 8}}");
     if (!cluster->is_object()) return error({"cluster"}, "'cluster' must be {\"nodes\": …}");
+    PTC_TRY(check_known(text_, {"cluster"}, cluster->get_object(), {"nodes", "device"}));
+    const json::value* device = cluster->get_object().if_contains("device");
+    if (device != nullptr && (!device->is_string() || device->get_string().empty()))
+      return error({"cluster", "device"}, "'device' is the kind of the GPUs, as profiles name it");
+    if (device != nullptr) file.device = std::string(device->get_string());
     const json::value* nodes = cluster->get_object().if_contains("nodes");
-    if (nodes == nullptr || cluster->get_object().size() != 1)
-      return error({"cluster"}, "'cluster' has one key, \"nodes\": GPUs by node");
+    if (nodes == nullptr)
+      return error({"cluster"}, "'nodes' is missing: GPUs by node, {\"w0\": 8, …} or [8, …]");
     const auto add = [&](std::string name, const json::value& gpus) -> Result<> {
       const auto count = whole_number(gpus);
+      if (nodes->is_array() && gpus.is_string())
+        return error(
+            {"cluster", "nodes", name},
+            fmt::format("of {} it must be said how many GPUs it has: {{{}: 8, …}} or [8, …]",
+                        ptc::quoted(gpus.get_string()), json::serialize(gpus)));
+      if (name.empty() || has_control_characters(name))
+        return error({"cluster", "nodes", name},
+                     fmt::format("{} is no name of a node: {}", ptc::quoted(name),
+                                 name.empty() ? "it is empty" : "it has control characters"));
       if (!count || *count == 0 || *count > kMostGpusOfANode)
         return error({"cluster", "nodes", name},
                      fmt::format("a node has 1 to {} GPUs", kMostGpusOfANode));
@@ -184,7 +209,7 @@ class FileParser : JsonSettings {
 }  // namespace
 
 Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name) {
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  PTC_TRY(text, as_utf8(text, name));
   Result<json::value> value = parse_json(text, {kMostJobsBytes, 8});
   if (value.has_error()) return std::move(value).error().with_context(name);
   if (!value.value().is_object())
@@ -196,20 +221,18 @@ Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name)
 }
 
 Result<JobsAndProfiles> read_jobs_file(const std::string& path) {
-  const auto read = [](const std::string& file, size_t most) -> Result<std::string> {
-    Result<std::string> text = read_text_file(AT_FDCWD, file, most);
-    if (text.has_error() && text.error().message().find(file) == std::string::npos)
-      return std::move(text).error().with_context(file);
-    return text;
-  };
-  PTC_TRY(const std::string text, read(path, kMostJobsBytes));
+  PTC_TRY(const std::string text, read_input(path, kMostJobsBytes));
   JobsAndProfiles all;
-  PTC_TRY(all.file, parse_jobs_file(text, path));
+  PTC_TRY(all.file, parse_jobs_file(text, input_name(path)));
+  all.read.push_back(path);
+  const std::filesystem::path directory =
+      has_a_place(path) ? std::filesystem::path(path).parent_path() : std::filesystem::path();
   for (const std::string& profile : all.file.profiles) {
-    const std::string beside = (std::filesystem::path(path).parent_path() / profile).string();
-    PTC_TRY(const std::string table, read(beside, kMostProfileBytes));
-    PTC_TRY(auto rows, parse_profiles(table, beside));
+    const std::string beside = (directory / profile).string();
+    PTC_TRY(const std::string table, read_input(beside, kMostProfileBytes));
+    PTC_TRY(auto rows, parse_profiles(table, beside, &all.remarks));
     std::move(rows.begin(), rows.end(), std::back_inserter(all.rows));
+    all.read.push_back(beside);
   }
   return all;
 }

@@ -1,6 +1,7 @@
 // jobs.json: what is to be trained, on what.
 //
-//   { "cluster": {"nodes": {"w0": 8, "w1": 8}},            // GPUs by node; or [8, 8]
+//   { "cluster": {"nodes": {"w0": 8, "w1": 8},             // GPUs by node; or [8, 8]
+//                 "device": "A100"},                       // their kind, as profiles name it
 //     "profiles": "profiles.csv",                           // or several; beside jobs.json
 //     "jobs": [
 //       {"name": "a", "model": "gpt2", "samples": 1000000, "batch": 256},
@@ -31,6 +32,7 @@ struct JobToTrain {
 
 struct JobsFile {
   std::vector<NodeOfCluster> nodes;
+  std::string device;                 // the kind of their GPUs; empty: the only one of the profiles
   std::vector<std::string> profiles;  // paths, as they stand there
   std::vector<JobToTrain> jobs;
 };
@@ -42,7 +44,11 @@ Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name)
 struct JobsAndProfiles {
   JobsFile file;
   std::vector<ProfileRow> rows;
+  std::vector<std::string> read = {};     // which files
+  std::vector<std::string> remarks = {};  // on them, for their user
 };
+/// "-" is standard input. Profiles lie beside the file, and those of a pipe in the current
+/// directory.
 Result<JobsAndProfiles> read_jobs_file(const std::string& path);
 
 }  // namespace ptc::planner

@@ -5,20 +5,41 @@
 
 #include "store/base/json.h"
 #include "tools/planner/profile/csv.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
 
 /// Words that stand where there is no time.
 bool is_none(std::string_view text) {
-  return text == "oom" || text == "none" || text == "failed" || text == "out of memory";
+  const std::string plain = plain_title(text);  // "OOM", "out of memory"
+  return plain == "oom" || plain == "none" || plain == "failed" || plain == "out_of_memory";
+}
+
+const std::vector<std::string> kTitles = {
+    "model", "technique",         "batch",  "tp",          "pp",         "dp",
+    "gpus",  "max_gpus_per_node", "device", "iteration_s", "peak_bytes", "origin"};
+
+/// Of our titles the one that is meant. Of short ones, which are all alike, only that with the same
+/// letters: "ep" is none of ours.
+std::optional<std::string> meant_title(std::string_view title) {
+  constexpr size_t kShort = 3;
+  const auto sorted = [](std::string word) {
+    std::sort(word.begin(), word.end());
+    return word;
+  };
+  const std::string plain = plain_title(title);
+  for (const std::string& one : kTitles)
+    if (one == plain || (plain.size() <= kShort && sorted(plain) == sorted(one))) return one;
+  return plain.size() <= kShort ? std::nullopt : nearest_name(plain, kTitles);
 }
 
 class Reader {
  public:
   explicit Reader(const Csv& csv) : csv_(csv) {}
 
-  Result<std::vector<ProfileRow>> read() {
+  Result<std::vector<ProfileRow>> read(std::vector<std::string>* remarks) {
+    PTC_TRY(check_titles(remarks));
     PTC_TRY(model_, csv_.needed("model"));
     PTC_TRY(batch_, csv_.needed("batch"));
     PTC_TRY(seconds_, csv_.needed("iteration_s"));
@@ -32,6 +53,23 @@ class Reader {
   }
 
  private:
+  Result<> check_titles(std::vector<std::string>* remarks) const {
+    std::set<std::string> unused;
+    for (const std::string& title : csv_.columns()) {
+      if (title.empty() || std::find(kTitles.begin(), kTitles.end(), title) != kTitles.end())
+        continue;
+      const auto like = meant_title(title);
+      if (like && !csv_.column(*like))
+        return invalid_argument("{}: line 1: unknown column {} (did you mean '{}'?)", csv_.name(),
+                                ptc::quoted(title), *like);
+      unused.insert(title);
+    }
+    if (remarks != nullptr && !unused.empty())
+      remarks->push_back(
+          fmt::format("{}: columns that are not used: {}", csv_.name(), some_of(unused)));
+    return ok();
+  }
+
   std::string text(size_t row, std::string_view title) const {
     const auto column = csv_.column(title);
     return column ? csv_.at(row, *column) : std::string();
@@ -80,10 +118,17 @@ class Reader {
           fmt::format("tp {} · pp {} · dp {} is more than {}", row.tp, row.pp, row.dp, kMostGpus));
     row.gpus = static_cast<uint32_t>(gpus);
     if (row.gpus_per_node > row.gpus)
-      return csv_.error(i, *csv_.column("max_gpus_per_node"),
-                        fmt::format("{} of {} GPUs on one node", row.gpus_per_node, row.gpus));
+      return csv_.error(
+          i, *csv_.column("max_gpus_per_node"),
+          fmt::format("{} on one node, of {} in all", counted(row.gpus_per_node, "GPU"), row.gpus));
     if (is_none(csv_.at(i, seconds_))) return row;
-    PTC_TRY(const double seconds, csv_.number(i, seconds_));
+    const Result<double> time = csv_.number(i, seconds_);
+    if (time.has_error())
+      return csv_.error(
+          i, seconds_,
+          fmt::format("{} is no time: seconds, or \"oom\" where memory was too little",
+                      ptc::quoted(csv_.at(i, seconds_))));
+    const double seconds = time.value();
     if (seconds < kLeastIteration || seconds > kMostIteration)
       return csv_.error(i, seconds_,
                         fmt::format("an iteration takes 1e-9 to 1e9 s, or \"oom\", not {}",
@@ -102,9 +147,10 @@ std::string ProfileRow::way() const {
   return fmt::format("{}{}tp{}-pp{}-dp{}", technique, technique.empty() ? "" : " ", tp, pp, dp);
 }
 
-Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name) {
+Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name,
+                                               std::vector<std::string>* remarks) {
   PTC_TRY(const Csv csv, Csv::parse(text, name));
-  return Reader(csv).read();
+  return Reader(csv).read(remarks);
 }
 
 std::string profiles_csv(const std::vector<ProfileRow>& rows) {
@@ -120,26 +166,73 @@ std::string profiles_csv(const std::vector<ProfileRow>& rows) {
   return out;
 }
 
-std::vector<FrontierPoint> frontier(const std::vector<ProfileRow>& rows, const FrontierOf& of) {
+bool is_packed(const ProfileRow& row, uint32_t gpus_per_node) {
+  return row.gpus_per_node == 0 || row.gpus_per_node == std::min(row.gpus, gpus_per_node);
+}
+
+std::vector<FrontierPoint> frontier(std::span<const ProfileRow* const> rows, const FrontierOf& of) {
   std::map<uint32_t, FrontierPoint> best;  // by GPUs
-  for (const ProfileRow& row : rows) {
-    if (row.model != of.model || !row.iteration_s || row.batch < of.least_batch ||
-        row.batch > of.most_batch || (!of.technique.empty() && row.technique != of.technique))
+  for (const ProfileRow* row : rows) {
+    if (row->model != of.model || !row->iteration_s || row->batch < of.least_batch ||
+        row->batch > of.most_batch || (!of.technique.empty() && row->technique != of.technique) ||
+        (of.device && row->device != *of.device))
       continue;
-    if (of.gpus_per_node != 0 && row.gpus_per_node != 0 &&
-        row.gpus_per_node != std::min(row.gpus, of.gpus_per_node))
-      continue;
-    if (of.can_be_had && !of.can_be_had(row.gpus)) continue;
-    const double samples_per_s = static_cast<double>(row.batch) / *row.iteration_s;
-    FrontierPoint& point = best[row.gpus];
+    if (of.gpus_per_node != 0 && !is_packed(*row, of.gpus_per_node)) continue;
+    if (of.can_be_had && !of.can_be_had(row->gpus)) continue;
+    const double samples_per_s = static_cast<double>(row->batch) / *row->iteration_s;
+    FrontierPoint& point = best[row->gpus];
     if (point.row == nullptr || samples_per_s > point.samples_per_s)
-      point = {row.gpus, samples_per_s, &row};
+      point = {row->gpus, samples_per_s, row};
   }
   std::vector<FrontierPoint> points;
   for (const auto& [gpus, point] : best)
     if (points.empty() || point.samples_per_s > points.back().samples_per_s)
       points.push_back(point);
   return points;
+}
+
+std::vector<FrontierPoint> frontier(const std::vector<ProfileRow>& rows, const FrontierOf& of) {
+  std::vector<const ProfileRow*> all;
+  all.reserve(rows.size());
+  for (const ProfileRow& row : rows) all.push_back(&row);
+  return frontier(all, of);
+}
+
+Result<std::vector<const ProfileRow*>> rows_of_device(const std::vector<ProfileRow>& rows,
+                                                      const std::set<std::string>& models,
+                                                      const std::string& device) {
+  std::map<std::string, std::set<std::string>> of_model;
+  std::set<std::string> all;
+  for (const ProfileRow& row : rows) {
+    if (!models.contains(row.model)) continue;
+    of_model[row.model].insert(row.device);
+    if (!row.device.empty()) all.insert(row.device);
+  }
+  if (device.empty() && all.size() > 1)
+    return invalid_argument(
+        "the profiles are of several kinds of GPU, {}: --device says which, or \"device\" in "
+        "'cluster'",
+        some_of(all));
+  for (const auto& [model, devices] : of_model) {
+    if (device.empty() && devices.size() > 1)
+      return invalid_argument(
+          "some rows of {} are of {}, and others do not name their GPUs: --device {} takes only "
+          "those that do",
+          ptc::quoted(model), some_of(all), *all.begin());
+    if (device.empty() || devices.contains(device) || devices == std::set<std::string>{""})
+      continue;
+    std::set<std::string> named = devices;
+    named.erase("");
+    return invalid_argument("no profile of {} is of GPUs {}{}", ptc::quoted(model),
+                            ptc::quoted(device), what_there_is(device, named));
+  }
+  std::vector<const ProfileRow*> taken;
+  for (const ProfileRow& row : rows) {
+    if (!models.contains(row.model)) continue;
+    const std::set<std::string>& devices = of_model[row.model];
+    if (devices.size() == 1 || row.device == device) taken.push_back(&row);
+  }
+  return taken;
 }
 
 }  // namespace ptc::planner

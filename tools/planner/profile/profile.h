@@ -5,12 +5,15 @@
 //   gpt2,fsdp,256,1,1,1,1,A800,oom,,measured
 //
 // Required: model, batch, iteration_s, and either `gpus` or some of tp, pp, dp (1 where absent),
-// whose product it is.
+// whose product it is. A column that looks like one of these, misspelt, is refused; others are not
+// used, which is said.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,8 +46,10 @@ struct ProfileRow {
   std::string way() const;
 };
 
-/// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in the form above.
-Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name);
+/// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in the form above. `remarks`
+/// get what its user should hear of: columns that are not used.
+Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name,
+                                               std::vector<std::string>* remarks = nullptr);
 /// The same form; parse_profiles() of it is `rows` again.
 std::string profiles_csv(const std::vector<ProfileRow>& rows);
 
@@ -62,10 +67,22 @@ struct FrontierOf {
   std::string technique;       // empty: all
   uint32_t gpus_per_node = 0;  // only what was measured packed onto nodes of so many; 0: all
   std::function<bool(uint32_t gpus)> can_be_had = {};  // empty: any number
+  std::optional<std::string> device = {};              // none: all
 };
+
+/// Whether its GPUs lay on as few nodes as there can be, of so many each; or that is not known.
+bool is_packed(const ProfileRow& row, uint32_t gpus_per_node);
 
 /// By GPUs, ascending; those are left out that no more than fewer GPUs give. Rows that were out of
 /// memory give nothing. Cost: O(n log n).
+std::vector<FrontierPoint> frontier(std::span<const ProfileRow* const> rows, const FrontierOf& of);
 std::vector<FrontierPoint> frontier(const std::vector<ProfileRow>& rows, const FrontierOf& of);
+
+/// Those of `models` on one kind of GPU: `device`; where that is empty, the only one there is. Of a
+/// model whose rows name none, all. kInvalidArgument: which kinds there are, if several and none is
+/// chosen, or a model has none of the one that is.
+Result<std::vector<const ProfileRow*>> rows_of_device(const std::vector<ProfileRow>& rows,
+                                                      const std::set<std::string>& models,
+                                                      const std::string& device);
 
 }  // namespace ptc::planner

@@ -7,6 +7,7 @@
 
 #include "store/base/json.h"
 #include "tools/planner/profile/csv.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
@@ -64,8 +65,8 @@ Result<Published> read_morphling(std::string_view text, const std::string& file,
       row.dp = (*sizes)[0], row.tp = (*sizes)[1], row.pp = (*sizes)[2];
       if (uint64_t{row.dp} * row.tp * row.pp != on.gpus)
         return csv.error(i, plan,
-                         fmt::format("{} takes {} GPUs, and its placement has {}",
-                                     ptc::quoted(what), row.dp * row.tp * row.pp, on.gpus));
+                         fmt::format("{} takes {}, and its placement has {}", ptc::quoted(what),
+                                     counted(row.dp * row.tp * row.pp, "GPU"), on.gpus));
     } else if (what.starts_with("tp") || what.starts_with("pp")) {
       ++no_numbers[what];  // how wide is not said
       continue;
@@ -77,8 +78,8 @@ Result<Published> read_morphling(std::string_view text, const std::string& file,
     published.rows.push_back(std::move(row));
   }
   for (const auto& [what, count] : no_numbers)
-    published.left_out.push_back(fmt::format(
-        "{}: {} rows of {}, which do not say how they are split", file, count, ptc::quoted(what)));
+    published.left_out.push_back(fmt::format("{}: {} of {}, whose split is not said", file,
+                                             counted(count, "row"), ptc::quoted(what)));
   return published;
 }
 

@@ -1,7 +1,9 @@
 // What others do with the same tasks: the baselines of Saturn's evaluation, by the same scheduler.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,8 @@ namespace ptc::planner {
 struct Baseline {
   std::string name, what;
   double makespan = 0;  // seconds
+  /// One that takes no longer; none where tasks change their configurations.
+  std::optional<Schedule> schedule = {};
 };
 
 /// * current practice: all GPUs of a node to one task after the other, by its user's technique.
@@ -21,8 +25,10 @@ struct Baseline {
 /// * optimus: in waves. As many tasks as fit get the least, then a GPU more goes to whom it gains
 ///   most, until none is left; the next wave begins when the last of one has ended.
 /// * optimus, dynamic: the same of all that are unfinished whenever one ends; changes cost nothing.
-/// The last two are left out where there are very many tasks and nodes: they take too long.
-std::vector<Baseline> baselines(const Instance& instance, uint64_t seed);
+/// The last two are left out where there are very many tasks and nodes: they take too long; and
+/// where `stop` becomes true, which ends them.
+std::vector<Baseline> baselines(const Instance& instance, uint64_t seed,
+                                const std::atomic<bool>* stop = nullptr);
 
 /// Those of them that are choices for ListScheduler, to begin a search with.
 std::vector<Choice> simple_choices(const Instance& instance);

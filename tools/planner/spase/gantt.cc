@@ -6,14 +6,19 @@
 #include <boost/json/array.hpp>
 #include <cmath>
 #include <iterator>
+#include <string_view>
+#include <vector>
 
 #include "reshard/plan/plan_svg.h"
+#include "store/base/utf8.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
 
 // Pixels.
-constexpr double kWidth = 1080, kMargin = 24, kLabels = 96, kTop = 84, kBottom = 44, kGap = 12;
+constexpr double kWidth = 1080, kMargin = 24, kTop = 84, kBottom = 44, kGap = 12;
+constexpr double kLeastLabels = 96, kMostLabels = 260, kOfLabel = 8, kOfName = 7;  // a character
 constexpr size_t kMostLines = 2048;
 
 constexpr std::string_view kStyle = R"(<style>
@@ -21,7 +26,7 @@ constexpr std::string_view kStyle = R"(<style>
   .bound { stroke: #c2323a; stroke-dasharray: 5 4 }
   .bar { fill-opacity: .8 }
   .bar:hover { fill-opacity: 1 }
-  .name { fill: #10151c; font-size: 11px }
+  .name { fill: #10151c; font-size: 11px; pointer-events: none }
   @media (prefers-color-scheme: dark) {
     .grid { stroke: #39424f }
   }
@@ -35,6 +40,49 @@ double tick_of(double makespan) {
   for (const double step : kSteps)
     if (makespan / step <= 10) return step;
   return std::pow(10, std::ceil(std::log10(makespan / 10)));
+}
+
+/// Its characters, each with what it takes: those of East Asia are as wide as two.
+std::vector<std::string_view> characters_of(std::string_view text) {
+  std::vector<std::string_view> all;
+  while (!text.empty()) {
+    const size_t length = std::max<size_t>(utf8_character(text), 1);
+    all.push_back(text.substr(0, length));
+    text.remove_prefix(length);
+  }
+  return all;
+}
+size_t width_of(std::string_view character) {
+  return static_cast<unsigned char>(character.front()) >= 0xE1 ? 2 : 1;
+}
+size_t width_of(const std::vector<std::string_view>& characters) {
+  size_t width = 0;
+  for (const std::string_view one : characters) width += width_of(one);
+  return width;
+}
+
+/// Names can be anything, and XML can not: U+FFFD for control characters.
+std::string plain_name(std::string_view name) {
+  std::string plain;
+  for (const std::string_view one : characters_of(name))
+    plain += printable(one, 64) == one ? one : "\uFFFD";
+  return plain;
+}
+
+/// In at most `most` characters: "…" in its middle, as names differ at their ends.
+std::string fitted(const std::string& name, size_t most) {
+  const std::vector<std::string_view> all = characters_of(name);
+  if (width_of(all) <= most) return name;
+  std::string begin, end;
+  size_t room = most > 0 ? most - 1 : 0, first = 0, behind = all.size();
+  for (bool from_end = true; first < behind; from_end = !from_end) {
+    const std::string_view next = from_end ? all[behind - 1] : all[first];
+    if (width_of(next) > room) break;
+    room -= width_of(next);
+    if (from_end) end.insert(0, next), --behind;
+    else begin += next, ++first;
+  }
+  return begin + "…" + end;
 }
 
 }  // namespace
@@ -54,7 +102,12 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
   const double line = gpus <= 64 ? 18 : gpus <= 256 ? 8 : 3;
   const size_t shown = std::min(gpus, kMostLines);
   const double span = std::max(schedule.makespan, 1e-9);
-  const double left = kMargin + kLabels, wide = kWidth - left - kMargin;
+  double labels = kLeastLabels;
+  for (const NodeOfCluster& node : instance.nodes)
+    labels = std::max(labels, 12 + kOfLabel * static_cast<double>(
+                                                  width_of(characters_of(plain_name(node.name)))));
+  labels = std::min(labels, kMostLabels);
+  const double left = kMargin + labels, wide = kWidth - left - kMargin;
   std::vector<double> top_of_node;
   double y = kTop;
   size_t lines = 0;
@@ -73,12 +126,14 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
   add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{:.0f}\" height=\"{:.0f}\" viewBox=\"0 0 "
       "{:.0f} {:.0f}\">\n{}{}<rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n",
       kWidth, height, kWidth, height, kSvgStyle, kStyle);
-  add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} tasks on {} GPUs: {}</text>\n", kMargin,
-      instance.tasks.size(), gpus, time_text(schedule.makespan));
+  add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} task{} on {}: {}</text>\n", kMargin,
+      instance.tasks.size(), instance.tasks.size() == 1 ? "" : "s", counted(gpus, "GPU"),
+      time_text(schedule.makespan));
   add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {}</text>\n", kMargin,
       time_text(lower_bound) + " (dashed)" +
           (nodes < instance.nodes.size()
-               ? fmt::format("; {} more nodes are not drawn", instance.nodes.size() - nodes)
+               ? fmt::format("; {} more node{} not drawn", instance.nodes.size() - nodes,
+                             instance.nodes.size() - nodes == 1 ? " is" : "s are")
                : std::string()));
   const auto x_of = [&](double seconds) { return left + wide * seconds / span; };
   const double tick = tick_of(span);
@@ -88,12 +143,16 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
     add("<text class=\"weak\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>\n",
         x_of(at), height - kBottom + 18, at == 0 ? std::string("0") : time_text(at));
   }
-  for (size_t node = 0; node < nodes; ++node)
-    add("<text class=\"strong\" x=\"{}\" y=\"{:.1f}\">{}</text>\n", kMargin, top_of_node[node] + 13,
-        xml_escaped(instance.nodes[node].name.substr(0, 14)));
+  for (size_t node = 0; node < nodes; ++node) {
+    const std::string name = plain_name(instance.nodes[node].name);
+    add("<text class=\"strong\" x=\"{}\" y=\"{:.1f}\"><title>{}: {}</title>{}</text>\n", kMargin,
+        top_of_node[node] + 13, xml_escaped(name), counted(instance.nodes[node].gpus, "GPU"),
+        xml_escaped(fitted(name, static_cast<size_t>((labels - 12) / kOfLabel))));
+  }
   for (const Run& run : schedule.runs) {
     const Task& task = instance.tasks[run.task];
     const Configuration& what = task.configurations[run.configuration];
+    const std::string name = plain_name(task.name);
     const double hue = std::fmod(run.task * 137.508, 360);  // far from its neighbours'
     for (const OnNode& on : run.on) {
       if (on.node >= nodes) continue;
@@ -105,13 +164,14 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
         const double top = top_of_node[on.node] + on.gpus[i] * line;
         add("<rect class=\"bar\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
             "rx=\"2\" "
-            "fill=\"hsl({:.0f} 62% 62%)\"><title>{}: {} GPUs, {}, {} to {}</title></rect>\n",
-            x, top + 0.5, width, (end - i) * line - 1, hue, xml_escaped(task.name), what.gpus,
-            xml_escaped(what.way), time_text(run.start), time_text(run.end));
+            "fill=\"hsl({:.0f} 62% 62%)\"><title>{}: {}, {}, {} to {}</title></rect>\n",
+            x, top + 0.5, width, (end - i) * line - 1, hue, xml_escaped(name),
+            counted(what.gpus, "GPU"), xml_escaped(plain_name(what.way)), time_text(run.start),
+            time_text(run.end));
         if (!named && width > 40 && (end - i) * line >= 12) {
-          const auto most = static_cast<size_t>(width / 7);
-          add("<text class=\"name\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", x + 4, top + 12,
-              xml_escaped(task.name.substr(0, most)));
+          const auto most = static_cast<size_t>((width - 8) / kOfName);
+          add("<text class=\"name\" x=\"{:.1f}\" y=\"{:.1f}\"><title>{}</title>{}</text>\n", x + 4,
+              top + 12, xml_escaped(name), xml_escaped(fitted(name, most)));
           named = true;
         }
         i = end;

@@ -1,74 +1,151 @@
 #include "tools/planner/spase/instance.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "store/base/json.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
 
-/// How many nodes such a number of GPUs takes; 0: it cannot be had.
-uint32_t nodes_for(const std::vector<NodeOfCluster>& nodes, uint32_t largest, uint32_t gpus) {
-  if (gpus <= largest) return 1;
-  if (gpus % largest != 0) return 0;
-  const auto alike = std::count_if(nodes.begin(), nodes.end(),
-                                   [&](const NodeOfCluster& node) { return node.gpus == largest; });
-  const uint32_t needed = gpus / largest;
-  return needed <= static_cast<uint64_t>(alike) ? needed : 0;
+/// How many nodes a number of GPUs takes.
+class Counts {
+ public:
+  explicit Counts(const Instance& instance)
+      : largest_(instance.largest_node()),
+        alike_(std::count_if(instance.nodes.begin(), instance.nodes.end(),
+                             [&](const NodeOfCluster& node) { return node.gpus == largest_; })) {}
+
+  uint32_t largest() const { return largest_; }
+  /// 0: it cannot be had.
+  uint32_t nodes_for(uint32_t gpus) const {
+    if (gpus <= largest_) return 1;
+    const uint32_t needed = gpus / largest_;
+    return gpus % largest_ == 0 && needed <= static_cast<uint64_t>(alike_) ? needed : 0;
+  }
+
+ private:
+  const uint32_t largest_;
+  const ptrdiff_t alike_;  // nodes that are as large
+};
+
+Error unknown_model(const JobToTrain& job, const std::set<std::string>& models) {
+  return invalid_argument("job {}: no profile has a model {}{}", ptc::quoted(job.name),
+                          ptc::quoted(job.model), what_there_is(job.model, models));
 }
 
-Error unknown_model(const JobToTrain& job, const std::vector<ProfileRow>& rows) {
-  std::set<std::string> models;
-  for (const ProfileRow& row : rows) models.insert(row.model);
-  const std::vector<std::string> known(models.begin(), models.end());
-  const auto like = nearest_name(job.model, known);
-  return invalid_argument(
-      "job {}: no profile has a model {}{}", ptc::quoted(job.name), ptc::quoted(job.model),
-      like ? fmt::format(" (did you mean {}?)", ptc::quoted(*like)) : std::string());
-}
+using Rows = std::vector<const ProfileRow*>;
 
-Error no_technique(const JobToTrain& job, const std::vector<ProfileRow>& rows) {
+Error no_technique(const JobToTrain& job, const Rows& rows) {
   std::set<std::string> techniques;
-  for (const ProfileRow& row : rows)
-    if (row.model == job.model) techniques.insert(row.technique);
-  const std::vector<std::string> known(techniques.begin(), techniques.end());
+  for (const ProfileRow* row : rows)
+    if (!row->technique.empty()) techniques.insert(row->technique);
   if (techniques.contains(job.technique))
     return invalid_argument("job {}: its technique {} fits nowhere with {}", ptc::quoted(job.name),
                             ptc::quoted(job.technique), ptc::quoted(job.model));
-  const auto like = nearest_name(job.technique, known);
-  return invalid_argument(
-      "job {}: no profile of {} has a technique {}{}", ptc::quoted(job.name),
-      ptc::quoted(job.model), ptc::quoted(job.technique),
-      like ? fmt::format(" (did you mean {}?)", ptc::quoted(*like)) : std::string());
+  return invalid_argument("job {}: no profile of {} has a technique {}{}", ptc::quoted(job.name),
+                          ptc::quoted(job.model), ptc::quoted(job.technique),
+                          what_there_is(job.technique, techniques));
 }
 
-/// Why none of what the profiles have can be taken.
-Error fits_nowhere(const JobToTrain& job, const std::vector<ProfileRow>& rows, uint32_t largest,
-                   uint32_t all) {
-  bool has_batch = false, has_time = false;
-  uint32_t least = UINT32_MAX;
-  for (const ProfileRow& row : rows) {
-    if (row.model != job.model) continue;
-    if (row.batch < job.least_batch || row.batch > job.most_batch) continue;
-    has_batch = true;
-    if (!row.iteration_s) continue;
-    has_time = true;
-    least = std::min(least, row.gpus);
+Error no_batch(const JobToTrain& job, const Rows& rows) {
+  std::set<uint64_t> batches;
+  for (const ProfileRow* row : rows) batches.insert(row->batch);
+  constexpr size_t kMost = 16;
+  std::string known;
+  size_t said = 0;
+  for (const uint64_t batch : batches) {
+    if (said == kMost) {
+      known += fmt::format(" and {} more, up to {}", batches.size() - said, *batches.rbegin());
+      break;
+    }
+    known += fmt::format("{}{}", said++ == 0 ? "" : ", ", batch);
   }
-  if (!has_batch)
-    return invalid_argument("job {}: no profile of {} has a batch from {} to {}",
-                            ptc::quoted(job.name), ptc::quoted(job.model), job.least_batch,
-                            job.most_batch);
-  if (!has_time)
-    return invalid_argument("job {}: {} was out of memory in all that its profiles tried",
-                            ptc::quoted(job.name), ptc::quoted(job.model));
-  return invalid_argument(
-      "job {}: it fits nowhere: {} needs {} GPUs at least, packed as they were measured, and the "
-      "largest node has {} (of {} in all; beyond a node, whole nodes of that size)",
-      ptc::quoted(job.name), ptc::quoted(job.model), least, largest, all);
+  const std::string wanted = job.least_batch == job.most_batch
+                                 ? fmt::format("of {}", job.least_batch)
+                                 : fmt::format("from {} to {}", job.least_batch, job.most_batch);
+  return invalid_argument("job {}: no profile of {} has a batch {}; there {} {}",
+                          ptc::quoted(job.name), ptc::quoted(job.model), wanted,
+                          batches.size() == 1 ? "is" : "are", known);
 }
+
+/// Why none of what the profiles have of its model can be taken.
+Error fits_nowhere(const JobToTrain& job, const Rows& rows, const Instance& instance,
+                   const Counts& counts) {
+  const uint32_t largest = counts.largest();
+  bool has_batch = false;
+  const ProfileRow *least = nullptr, *spread = nullptr;  // of the fewest GPUs
+  for (const ProfileRow* row : rows) {
+    if (row->batch < job.least_batch || row->batch > job.most_batch) continue;
+    has_batch = true;
+    if (!row->iteration_s) continue;
+    if (least == nullptr || row->gpus < least->gpus) least = row;
+    const bool can_be_had = counts.nodes_for(row->gpus) != 0;
+    if (can_be_had && (spread == nullptr || row->gpus < spread->gpus)) spread = row;
+  }
+  const std::string job_name = ptc::quoted(job.name), model = ptc::quoted(job.model);
+  if (!has_batch) return no_batch(job, rows);
+  if (least == nullptr)
+    return invalid_argument("job {}: {} was out of memory in all that its profiles tried", job_name,
+                            model);
+  if (spread != nullptr) {
+    const uint32_t nodes = counts.nodes_for(spread->gpus);
+    return invalid_argument(
+        "job {}: it fits nowhere: {} was measured with {} of which at most {} were on one node, "
+        "and that is not taken for {}: how fast it is there is not known",
+        job_name, model, counted(spread->gpus, "GPU"), spread->gpus_per_node,
+        nodes == 1 ? fmt::format("one node (the largest has {})", largest)
+                   : fmt::format("{} nodes with {} each", nodes, largest));
+  }
+  return invalid_argument(
+      "job {}: it fits nowhere: {} needs {} at least, and the largest node has {} (of {} in all; "
+      "beyond a node, whole nodes of that size)",
+      job_name, model, counted(least->gpus, "GPU"), largest, instance.gpus());
+}
+
+/// The rows by model, and of those that could be taken the best of each kind: rows that agree in
+/// technique, batch and GPUs differ only in how fast they are.
+class RowsByModel {
+ public:
+  RowsByModel(const Rows& rows, const Counts& counts) {
+    std::map<std::tuple<std::string, std::string, uint64_t, uint32_t>, size_t> places;
+    for (const ProfileRow* row : rows) {
+      OfModel& of = by_model_[row->model];
+      of.all.push_back(row);
+      if (!row->iteration_s || !is_packed(*row, counts.largest()) ||
+          counts.nodes_for(row->gpus) == 0)
+        continue;
+      const auto [place, is_new] =
+          places.try_emplace({row->model, row->technique, row->batch, row->gpus}, of.best.size());
+      if (is_new) of.best.push_back(row);
+      else if (*row->iteration_s < *of.best[place->second]->iteration_s)
+        of.best[place->second] = row;
+    }
+  }
+
+  const Rows& all(const std::string& model) const { return by_model_.at(model).all; }
+  const std::vector<FrontierPoint>& points(const JobToTrain& job, const std::string& technique) {
+    const auto [place, is_new] =
+        points_.try_emplace({job.model, technique, job.least_batch, job.most_batch});
+    if (is_new)
+      place->second = frontier(by_model_.at(job.model).best,
+                               {job.model, job.least_batch, job.most_batch, technique});
+    return place->second;
+  }
+
+ private:
+  struct OfModel {
+    Rows all, best;
+  };
+  std::map<std::string, OfModel> by_model_;
+  // By model, technique and batches, which many jobs share.
+  std::map<std::tuple<std::string, std::string, uint64_t, uint64_t>, std::vector<FrontierPoint>>
+      points_;
+};
 
 }  // namespace
 
@@ -86,34 +163,31 @@ uint32_t Instance::largest_node() const {
 Result<Instance> make_instance(const JobsAndProfiles& from) {
   Instance instance;
   instance.nodes = from.file.nodes;
-  const uint32_t largest = instance.largest_node();
-  std::set<std::string> models;
-  for (const ProfileRow& row : from.rows) models.insert(row.model);
+  std::set<std::string> known, wanted;
+  for (const ProfileRow& row : from.rows) known.insert(row.model);
   for (const JobToTrain& job : from.file.jobs) {
-    if (!models.contains(job.model)) return unknown_model(job, from.rows);
+    if (!known.contains(job.model)) return unknown_model(job, known);
+    wanted.insert(job.model);
+  }
+  PTC_TRY(const Rows taken, rows_of_device(from.rows, wanted, from.file.device));
+  const Counts counts(instance);
+  RowsByModel rows(taken, counts);
+  for (const JobToTrain& job : from.file.jobs) {
     Task task;
     task.name = job.name;
     const auto configurations = [&](const std::string& technique) {
       std::vector<Configuration> found;
-      const FrontierOf of{job.model,
-                          job.least_batch,
-                          job.most_batch,
-                          technique,
-                          largest,
-                          [&](uint32_t gpus) {
-                            return nodes_for(instance.nodes, largest, gpus) != 0; }};
-      for (const FrontierPoint& point : frontier(from.rows, of)) {
-        const uint32_t nodes = nodes_for(instance.nodes, largest, point.gpus);
-        found.push_back({point.gpus, nodes, job.samples / point.samples_per_s, point.row->batch,
-                         point.row->way()});
-      }
+      for (const FrontierPoint& point : rows.points(job, technique))
+        found.push_back({point.gpus, counts.nodes_for(point.gpus),
+                         job.samples / point.samples_per_s, point.row->batch, point.row->way()});
       return found;
     };
     task.configurations = configurations("");
-    if (task.configurations.empty()) return fits_nowhere(job, from.rows, largest, instance.gpus());
+    if (task.configurations.empty())
+      return fits_nowhere(job, rows.all(job.model), instance, counts);
     if (!job.technique.empty()) {
       task.usual = configurations(job.technique);
-      if (task.usual.empty()) return no_technique(job, from.rows);
+      if (task.usual.empty()) return no_technique(job, rows.all(job.model));
     }
     instance.tasks.push_back(std::move(task));
   }

@@ -38,7 +38,8 @@ struct Instance {
   uint32_t largest_node() const;
 };
 
-/// kInvalidArgument: a job whose model is in no profile, or that fits nowhere (and which limit).
+/// kInvalidArgument: a job whose model is in no profile, profiles of several kinds of GPU, or a job
+/// that fits nowhere (and which limit). Cost: O(rows · log + configurations of all tasks).
 Result<Instance> make_instance(const JobsAndProfiles& from);
 
 }  // namespace ptc::planner

@@ -18,12 +18,15 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kFew = 50;
 constexpr double kOfMean = 0.1, kOfMakespan = 0.1;
 constexpr int kCoarse = 5, kFine = 8;  // doublings
+constexpr int kTimes = 24;             // that tasks are to end within, to begin with
 
 class Search {
  public:
-  Search(const Instance& instance, const SolverOptions& options)
+  Search(const Instance& instance, const SolverOptions& options,
+         const std::vector<const Schedule*>& known)
       : instance_(instance),
         options_(options),
+        known_(known),
         scheduler_(instance),
         draw_(options.seed),
         bound_(lower_bound_of(instance)),
@@ -33,11 +36,20 @@ class Search {
 
   Solution run() {
     std::vector<Start> starts;
-    for (Choice& choice : seeds()) {
-      if (!starts.empty() && options_.steps == 0 && Clock::now() >= end_) break;
+    const auto start_with = [&](Choice choice) {
       const double makespan = try_out(choice);
       starts.push_back({makespan, std::move(choice)});
-    }
+    };
+    // However little time there is, it is no worse than these.
+    std::vector<Choice> simple = simple_choices(instance_);
+    for (const Choice& choice : simple) start_with(choice);
+    const Schedule* shortest = nullptr;
+    for (const Schedule* one : known_)
+      if (shortest == nullptr || one->makespan < shortest->makespan) shortest = one;
+    if (shortest != nullptr) start_with(choice_of(*shortest));
+    for (int i = 0; i < kTimes && !is_over(); ++i)
+      for (Choice& choice : within(bound_ * std::pow(1.06, i - 4), simple.front()))
+        start_with(std::move(choice));
     std::stable_sort(starts.begin(), starts.end(),
                      [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     best_ = starts.front();
@@ -55,6 +67,9 @@ class Search {
     }
     Solution solution;
     solution.schedule = scheduler_.schedule(best_.choice);
+    // A choice places what takes several nodes anew, and may be longer than what it comes from.
+    if (shortest != nullptr && shortest->makespan < solution.schedule.makespan)
+      solution.schedule = *shortest;
     solution.lower_bound = bound_;
     solution.steps = steps_;
     solution.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
@@ -71,9 +86,12 @@ class Search {
   double unit() { return static_cast<double>(draw_() >> 11) * 0x1p-53; }
 
   bool done() const {
-    if (best_.makespan <= bound_ * (1 + 1e-9)) return true;
-    if (options_.steps != 0) return steps_ >= options_.steps;
-    return Clock::now() >= end_;
+    return best_.makespan <= bound_ * (1 + 1e-9) || is_over() ||
+           (options_.steps != 0 && steps_ >= options_.steps);
+  }
+  bool is_over() const {
+    if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) return true;
+    return options_.steps == 0 && Clock::now() >= end_;
   }
 
   double try_out(const Choice& choice) {
@@ -81,37 +99,41 @@ class Search {
     return scheduler_.makespan(choice, &last_);
   }
 
-  /// Those that are simple; and of several times C, of each task the cheapest configuration that
-  /// ends within C, the longest first.
-  std::vector<Choice> seeds() {
-    std::vector<Choice> all = simple_choices(instance_);
-    constexpr int kTimes = 24;
-    for (int i = 0; i < kTimes; ++i) {
-      const double most = bound_ * std::pow(1.06, i - 4);
-      Choice choice = all.front();
-      for (uint32_t task = 0; task < instance_.tasks.size(); ++task) {
-        const std::vector<Configuration>& of = instance_.tasks[task].configurations;
-        uint32_t& chosen = choice.configuration[task];
-        chosen = static_cast<uint32_t>(of.size() - 1);
-        for (uint32_t one = 0; one < of.size(); ++one)
-          if (of[one].seconds <= most &&
-              (of[chosen].seconds > most || of[one].area() < of[chosen].area()))
-            chosen = one;
-      }
-      const auto seconds = [&](uint32_t task) {
-        return instance_.tasks[task].configurations[choice.configuration[task]].seconds;
-      };
-      std::stable_sort(choice.order.begin(), choice.order.end(),
-                       [&](uint32_t a, uint32_t b) { return seconds(a) > seconds(b); });
-      all.push_back(choice);
-      const auto gpus = [&](uint32_t task) {
-        return instance_.tasks[task].configurations[choice.configuration[task]].gpus;
-      };
-      std::stable_sort(choice.order.begin(), choice.order.end(),
-                       [&](uint32_t a, uint32_t b) { return gpus(a) > gpus(b); });
-      all.push_back(std::move(choice));
+  /// Of each task the cheapest configuration that ends within a time, the longest first; and those
+  /// with the most GPUs first.
+  std::vector<Choice> within(double most, Choice choice) const {
+    for (uint32_t task = 0; task < instance_.tasks.size(); ++task) {
+      const std::vector<Configuration>& of = instance_.tasks[task].configurations;
+      uint32_t& chosen = choice.configuration[task];
+      chosen = static_cast<uint32_t>(of.size() - 1);
+      for (uint32_t one = 0; one < of.size(); ++one)
+        if (of[one].seconds <= most &&
+            (of[chosen].seconds > most || of[one].area() < of[chosen].area()))
+          chosen = one;
     }
-    return all;
+    const auto what = [&](uint32_t task) -> const Configuration& {
+      return instance_.tasks[task].configurations[choice.configuration[task]];
+    };
+    std::vector<Choice> both;
+    std::stable_sort(choice.order.begin(), choice.order.end(),
+                     [&](uint32_t a, uint32_t b) { return what(a).seconds > what(b).seconds; });
+    both.push_back(choice);
+    std::stable_sort(choice.order.begin(), choice.order.end(),
+                     [&](uint32_t a, uint32_t b) { return what(a).gpus > what(b).gpus; });
+    both.push_back(std::move(choice));
+    return both;
+  }
+
+  Choice choice_of(const Schedule& schedule) const {
+    Choice choice;
+    choice.configuration.resize(instance_.tasks.size());
+    choice.node.assign(instance_.tasks.size(), Choice::kAnyNode);
+    for (const Run& run : schedule.runs) {
+      choice.order.push_back(run.task);
+      choice.configuration[run.task] = run.configuration;
+      if (run.on.size() == 1) choice.node[run.task] = run.on.front().node;
+    }
+    return choice;
   }
 
   double cost(double makespan) const {
@@ -223,6 +245,7 @@ class Search {
 
   const Instance& instance_;
   const SolverOptions options_;
+  const std::vector<const Schedule*>& known_;
   ListScheduler scheduler_;
   std::mt19937_64 draw_;
   const double bound_;
@@ -238,8 +261,9 @@ class Search {
 
 }  // namespace
 
-Solution solve(const Instance& instance, const SolverOptions& options) {
-  return Search(instance, options).run();
+Solution solve(const Instance& instance, const SolverOptions& options,
+               const std::vector<const Schedule*>& known) {
+  return Search(instance, options, known).run();
 }
 
 }  // namespace ptc::planner

@@ -2,8 +2,10 @@
 // judged by the list scheduler, from many starts.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 #include "tools/planner/spase/schedule.h"
 
@@ -14,6 +16,8 @@ struct SolverOptions {
   /// How many schedules are tried: the same seed and number, the same answer. 0: until `time`.
   uint64_t steps = 0;
   std::chrono::milliseconds time{2000};
+  /// Ends the search with what is best so far. Outlives it.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 struct Solution {
@@ -24,8 +28,9 @@ struct Solution {
   bool optimal() const { return schedule.makespan <= lower_bound * (1 + 1e-9); }
 };
 
-/// Never worse than the simple baselines, which it begins with. Ends early at the lower bound.
-/// Threads: one a call.
-Solution solve(const Instance& instance, const SolverOptions& options);
+/// Never worse than `known` (those of baselines, say) and the simple choices, which it begins with.
+/// Ends early at the lower bound. Threads: one a call.
+Solution solve(const Instance& instance, const SolverOptions& options,
+               const std::vector<const Schedule*>& known = {});
 
 }  // namespace ptc::planner
