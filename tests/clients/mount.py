@@ -57,7 +57,7 @@ def bin_dir():
 
 def is_mounted(path):
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        return any(line.split()[4] == path for line in file)
+        return any(line.split()[4].replace("\\040", " ") == path for line in file)
 
 
 def read_text(path):
