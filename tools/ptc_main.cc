@@ -24,7 +24,8 @@ namespace {
 constexpr const char* kFooter =
     "JOB is the name of a job or a path into the mount; JOB/CHECKPOINT names a\n"
     "checkpoint. The mount is the one given with -C, else PTC_MOUNT, else the one\n"
-    "around the current directory, else the only one of this machine, else /mnt/ptc.\n"
+    "around the current directory, else the only one that you may enter, else\n"
+    "/mnt/ptc.\n"
     "\n"
     "Examples:\n"
     "  ptc import llama ~/models/Llama-3.1-8B    copy a model in and commit it\n"

@@ -33,6 +33,7 @@
 #include "fs/tree/tree.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/shell_word.h"
 #include "store/base/size_text.h"
 #include "tools/capabilities.h"
 #include "tools/log_limit.h"
@@ -129,14 +130,15 @@ void say_what_is_kept(const JobStore& store, const StorePlace& place, const Opti
     used = ", " + format_size((space.f_blocks - space.f_bfree) * space.f_frsize);
   }
   std::string store_option =
-      options.place.directory.empty() ? "" : fmt::format(" --store {}", place.directory);
+      options.place.directory.empty() ? "" : " --store " + shell_word(place.directory);
   bool discards = place.is_tmpfs || options.place.directory.empty();
   spdlog::info(
       "unmounted {}; kept in {}{}: jobs {}, checkpoints {}{}. To free it: {}",
       options.mount.mount_point, place.directory,
       place.in_memory ? " (memory, until the next boot)" : "", jobs.size(), checkpoints, used,
-      discards ? fmt::format("ptcfs{} --discard {}", store_option, options.mount.mount_point)
-               : fmt::format("rm -r {}", place.directory));
+      discards
+          ? fmt::format("ptcfs{} --discard {}", store_option, shell_word(options.mount.mount_point))
+          : "rm -r " + shell_word(place.directory));
 }
 
 /// Once in a while: threads end that are not needed any more, and what is free goes back to the
@@ -276,20 +278,21 @@ void serve_http(HttpServer& server, Tree& tree) {
   }
 }
 
-/// A start that fails leaves no tmpfs behind that was mounted for it. Outlives whatever has files
-/// there open.
+/// A start that fails leaves no tmpfs or directory behind that was made for it. Outlives whatever
+/// has files there open.
 class NewPlace {
  public:
   NewPlace(const StorePlace& place, const StorePlaceOptions& options)
-      : options_(options), discard_(place.is_new) {}
+      : options_(options), place_(place) {}
   ~NewPlace() {
-    if (discard_) (void)discard_store_place(options_);
+    if (!keep_) take_back_store_place(options_, place_);
   }
-  void keep() { discard_ = false; }
+  void keep() { keep_ = true; }
 
  private:
   const StorePlaceOptions& options_;
-  bool discard_;
+  const StorePlace& place_;
+  bool keep_ = false;
 };
 
 /// What holds the owner, mode and names of the mount's root. Its mode may let all write: it is in a
@@ -408,6 +411,7 @@ int run(Options& options, Ready ready) {
   if (cluster != nullptr) {
     auto joined = cluster->join(*store.value());
     if (!joined) return complain(joined.error(), kSystemError);
+    if (!place.value().is_tmpfs) new_place.keep();  // the cluster knows it now
     spdlog::info("node {} of cluster {}: listening on {}, etcd {}", options.cluster.node,
                  options.cluster.etcd.cluster, cluster->address(),
                  fmt::join(options.cluster.etcd.endpoints, ", "));
@@ -483,7 +487,7 @@ int discard(const Options& options) {
   auto mounted = mounted_on(options.place.mount_point);
   if (mounted && mounted->type == "fuse.ptcfs") {
     return complain(make_error(Code::kBusy, "{} is mounted; unmount it first: umount {}",
-                               options.place.mount_point, options.place.mount_point),
+                               options.place.mount_point, shell_word(options.place.mount_point)),
                     kSystemError);
   }
   if (auto beneath = Beneath::open(options.place.mount_point)) {

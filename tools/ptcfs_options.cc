@@ -90,7 +90,7 @@ bool is_in(const std::vector<std::string>& names, const std::string& name) {
 
 /// An option of ptcfs' own: --memory 64G, or -o memory=64G.
 Result<> take_own(const std::string& key, const std::string& value, Options* options) {
-  constexpr uint64_t kLeastMemory = 1 << 20, kMostMemory = uint64_t{1} << 60;
+  constexpr uint64_t kLeastMemory = 16 << 20, kMostMemory = uint64_t{1} << 60;
   if (value.empty()) return invalid_argument("a value is missing");
   ClusterOptions& cluster = options->cluster;
   const std::map<std::string_view, std::string*> texts = {
@@ -174,7 +174,8 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     if (key == "cache") {
       options->cache_bytes = bytes;
     } else if (bytes < kLeastMemory) {
-      return invalid_argument("{} is too small for anything", format_size(bytes));
+      return invalid_argument("{} is too small: {} at least", format_size(bytes),
+                              format_size(kLeastMemory));
     } else {
       options->place.memory_bytes = bytes;
     }
@@ -261,7 +262,8 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("store", "DIR",
           "directory of the bytes; with --memory, a tmpfs is mounted on it (default: a tmpfs on "
           "/run/ptcfs/<mount point>)");
-  add_own("memory", "SIZE", "size of that tmpfs: 64G, 1.5T (default: half of memory)");
+  add_own("memory", "SIZE",
+          "size of that tmpfs: 64G, 1.5T; at least 16M (default: half of memory)");
   add_own("cache", "SIZE",
           "memory for files that are computed on read; given back when they are not asked for any "
           "more (default: an eighth of memory)");

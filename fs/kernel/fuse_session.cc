@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <sstream>
 #include <utility>
 
 #include "fs/kernel/fuse_request.h"
@@ -103,6 +104,32 @@ bool unmount_by_helper(const std::string& mount_point, bool lazy) {
   return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+bool is_in_path(const char* program) {
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path != nullptr ? path : "/usr/bin:/bin");
+  for (std::string directory; std::getline(directories, directory, ':');)
+    if (::access((directory + "/" + program).c_str(), X_OK) == 0) return true;
+  return false;
+}
+
+/// With what to do about it, where that is known. What fusermount3 says, which mounts for users,
+/// goes to standard error and not to libfuse.
+std::string why_not_mounted(const std::string& mount_point, std::string said) {
+  if (::access("/dev/fuse", R_OK | W_OK) != 0) {
+    if (said.empty()) said = fmt::format("/dev/fuse: {}", std::strerror(errno));
+    return said + (errno == EACCES
+                       ? "; whoever mounts must be able to open it: root lets all users with "
+                         "chmod 666 /dev/fuse, or mounts with -o allow_other for them"
+                       : "; modprobe fuse, or give the container the device");
+  }
+  if (!said.empty()) return said;
+  if (!is_in_path("fusermount3"))
+    return "users but root need fusermount3, which is not installed (Debian: fuse3)";
+  if (::access(mount_point.c_str(), W_OK) != 0)
+    return "users but root mount on directories alone that they may write";
+  return "fusermount3 refused it, and says why above";
+}
+
 }  // namespace
 
 FuseSession::FuseSession(Tree& tree, const MountOptions& options)
@@ -157,7 +184,7 @@ Result<> FuseSession::start() {
   tree_.table().remember_root(tree_.root().shared_from_this());
   if (fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
     return make_error(Code::kUnavailable, "mounting {} failed: {}", options_.mount_point,
-                      last_complaint());
+                      why_not_mounted(options_.mount_point, last_complaint()));
   }
   fuse_custom_io io = {};
   io.writev = &FuseSession::on_write;
@@ -426,7 +453,7 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
       spdlog::warn(
           "the kernel will not read images by itself ({}); everything goes through this "
           "process, at a fraction of the speed",
-          std::strerror(error));
+          error == EPERM ? "that needs root, or CAP_SYS_ADMIN" : std::strerror(error));
     }
     self->start_rings();
     {

@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "store/base/file.h"
+#include "store/base/shell_word.h"
 
 namespace ptc {
 namespace {
@@ -79,6 +80,22 @@ std::optional<MountEntry> mounted_on(const std::string& path) {
   return found;
 }
 
+std::optional<MountEntry> mounted_around(const std::string& path) {
+  auto all = mounted_file_systems();
+  std::error_code error;
+  const std::string resolved = std::filesystem::weakly_canonical(path, error).string();
+  if (!all || error) return std::nullopt;
+  std::optional<MountEntry> found;
+  for (MountEntry& entry : all.value()) {
+    const std::string& top = entry.mount_point;
+    const bool around =
+        resolved.starts_with(top) &&
+        (resolved.size() == top.size() || top.ends_with('/') || resolved[top.size()] == '/');
+    if (around && (!found || top.size() >= found->mount_point.size())) found = std::move(entry);
+  }
+  return found;
+}
+
 Result<std::string> resolve_mount_point(const std::string& path) {
   if (char* whole = ::realpath(path.c_str(), nullptr)) {
     std::string result = whole;
@@ -111,7 +128,7 @@ Result<bool> check_mount_point(const std::string& path) {
       return make_error(Code::kBusy,
                         "{} is a dead mount, but not of ptcfs ({}); unmount it first: "
                         "umount -l {}",
-                        path, mounted ? mounted->type : "unknown type", path);
+                        path, mounted ? mounted->type : "unknown type", shell_word(path));
     }
     return true;
   }
@@ -119,7 +136,7 @@ Result<bool> check_mount_point(const std::string& path) {
   if (!S_ISDIR(stat.st_mode)) return invalid_argument("mount point {} is not a directory", path);
   if (mounted && mounted->type == "fuse.ptcfs") {
     return make_error(Code::kBusy, "ptcfs is already mounted on {}; unmount it first: umount {}",
-                      path, path);
+                      path, shell_word(path));
   }
   return false;
 }
@@ -129,7 +146,7 @@ Result<> take_away_dead_mount(const std::string& path) {
   return make_error(Code::kPermissionDenied,
                     "{} is a dead ptcfs mount of another user; "
                     "unmount it first: umount -l {}",
-                    path, path);
+                    path, shell_word(path));
 }
 
 Result<> check_allow_other() {

@@ -18,6 +18,8 @@ struct MountEntry {
 Result<std::vector<MountEntry>> mounted_file_systems();
 /// What is mounted exactly on `path` (absolute, no symbolic links), the topmost; nullopt: nothing.
 std::optional<MountEntry> mounted_on(const std::string& path);
+/// What `path` lies in, or would if it were made; nullopt: it cannot be told.
+std::optional<MountEntry> mounted_around(const std::string& path);
 
 /// 0, or why stat(2) fails; ENOTCONN also where the kernel still answers out of its caches for a
 /// daemon that is gone.

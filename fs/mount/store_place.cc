@@ -29,8 +29,18 @@ Error store_in_use(const std::string& directory) {
                     directory);
 }
 
-Result<std::string> absolute_directory(const std::string& path) {
+/// Makes it where it is not there.
+Result<std::string> absolute_directory(const std::string& path, std::vector<std::string>* made) {
+  if (const auto around = mounted_around(path); around && around->type == "fuse.ptcfs")
+    return invalid_argument(
+        "the store {} would lie in the ptcfs that is mounted on {}, which keeps its own files "
+        "elsewhere; give another --store",
+        path, around->mount_point);
   std::error_code error;
+  std::filesystem::path missing = std::filesystem::absolute(path, error).lexically_normal();
+  if (!missing.has_filename()) missing = missing.parent_path();  // "store/"
+  for (; !std::filesystem::exists(missing, error) && !error; missing = missing.parent_path())
+    made->push_back(missing.string());
   std::filesystem::create_directories(path, error);
   if (error) return errno_error(error.value(), "store directory " + path);
   auto result = std::filesystem::canonical(path, error);
@@ -79,8 +89,12 @@ Result<> resize_tmpfs(const std::string& directory, uint64_t bytes) {
 }
 
 /// A directory that only this user can have made or can read.
-Result<> own_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return errno_error(errno, path);
+Result<> own_directory(const std::string& path, std::vector<std::string>* made) {
+  if (::mkdir(path.c_str(), 0700) == 0) {
+    made->insert(made->begin(), path);
+  } else if (errno != EEXIST) {
+    return errno_error(errno, path);
+  }
   struct stat stat = {};
   if (::lstat(path.c_str(), &stat) != 0) return errno_error(errno, path);
   if (!S_ISDIR(stat.st_mode) || stat.st_uid != ::geteuid() || (stat.st_mode & 077) != 0) {
@@ -92,7 +106,7 @@ Result<> own_directory(const std::string& path) {
 }
 
 /// Where a user who may not mount a tmpfs keeps things: in memory all the same.
-Result<std::string> users_directory(const std::string& escaped) {
+Result<std::string> users_directory(const std::string& escaped, std::vector<std::string>* made) {
   std::string base = fmt::format("/dev/shm/ptcfs-{}", ::geteuid());
   if (::access("/dev/shm", W_OK) != 0) {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -102,9 +116,9 @@ Result<std::string> users_directory(const std::string& escaped) {
     }
     base = std::string(runtime) + "/ptcfs";
   }
-  PTC_TRY(own_directory(base));
+  PTC_TRY(own_directory(base, made));
   std::string directory = base + "/" + escaped;
-  PTC_TRY(own_directory(directory));
+  PTC_TRY(own_directory(directory, made));
   return directory;
 }
 
@@ -120,29 +134,27 @@ std::string note_of_size(uint64_t bytes) {
       format_size(bytes), format_size(memory_of_machine()));
 }
 
-}  // namespace
-
-Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
-  StorePlace place;
+Result<> prepare(const StorePlaceOptions& options, StorePlace& place) {
   bool root = ::geteuid() == 0;
   if (!options.directory.empty() && !options.memory_bytes) {
-    PTC_TRY(place.directory, absolute_directory(options.directory));
+    PTC_TRY(place.directory, absolute_directory(options.directory, &place.made));
     place.is_tmpfs = tmpfs_on(place.directory);
     struct statfs space = {};
     place.in_memory = ::statfs(place.directory.c_str(), &space) == 0 && space.f_type == TMPFS_MAGIC;
-    return place;
+    return ok();
   }
   if (!root && options.directory.empty()) {
-    PTC_TRY(place.directory, users_directory(escape_path(options.mount_point)));
+    PTC_TRY(place.directory, users_directory(escape_path(options.mount_point), &place.made));
     place.in_memory = true;
     place.note =
         fmt::format("not root, so no tmpfs of its own: keeping everything in {}{}", place.directory,
                     options.memory_bytes ? "; --memory does not limit it" : "");
-    return place;
+    return ok();
   }
   PTC_TRY(place.directory,
-          absolute_directory(options.directory.empty() ? default_tmpfs(options.mount_point)
-                                                       : options.directory));
+          absolute_directory(
+              options.directory.empty() ? default_tmpfs(options.mount_point) : options.directory,
+              &place.made));
   place.in_memory = place.is_tmpfs = true;
   if (tmpfs_on(place.directory)) {
     // Block counts are of whole pages.
@@ -150,7 +162,7 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
       PTC_TRY(resize_tmpfs(place.directory, *options.memory_bytes));
       place.note = note_of_size(*options.memory_bytes);
     }
-    return place;
+    return ok();
   }
   std::error_code error;
   if (!std::filesystem::is_empty(place.directory, error)) {
@@ -163,7 +175,32 @@ Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
   PTC_TRY(mount_tmpfs(place.directory, bytes, &place));
   place.is_new = true;
   place.note = note_of_size(bytes);
-  return place;
+  return ok();
+}
+
+}  // namespace
+
+Result<StorePlace> prepare_store_place(const StorePlaceOptions& options) {
+  StorePlace place;
+  auto prepared = prepare(options, place);
+  if (prepared) return place;
+  take_back_store_place(options, place);
+  return std::move(prepared).error();
+}
+
+void take_back_store_place(const StorePlaceOptions& options, const StorePlace& place) {
+  if (place.is_new) (void)discard_store_place(options);
+  std::error_code error;
+  const bool is_ours = !place.made.empty() && !place.directory.empty() &&
+                       std::filesystem::canonical(place.made.front(), error) == place.directory;
+  if (is_ours && !tmpfs_on(place.directory)) {
+    // Another daemon may have begun there meanwhile.
+    auto lock_fd = open_file(AT_FDCWD, place.directory + "/lock", O_RDWR);
+    auto locked =
+        lock_fd ? lock_file(lock_fd.value().get(), std::chrono::seconds(0)) : Result<bool>(false);
+    if (locked && locked.value()) (void)remove_tree(AT_FDCWD, place.directory);
+  }
+  for (const std::string& made : place.made) ::rmdir(made.c_str());
 }
 
 uint64_t memory_of_machine() {
@@ -177,7 +214,8 @@ Result<std::string> discard_store_place(const StorePlaceOptions& options) {
   if (directory.empty()) {
     directory = default_tmpfs(options.mount_point);
     if (::geteuid() != 0) {
-      PTC_TRY(directory, users_directory(escape_path(options.mount_point)));
+      std::vector<std::string> made;
+      PTC_TRY(directory, users_directory(escape_path(options.mount_point), &made));
       if (auto lock_fd = open_file(AT_FDCWD, directory + "/lock", O_RDWR)) {
         PTC_TRY(bool locked, lock_file(lock_fd.value().get(), kDaemonEndsWithin));
         if (!locked) return store_in_use(directory);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "store/base/error.h"
 
@@ -17,17 +18,22 @@ struct StorePlaceOptions {
 
 struct StorePlace {
   std::string directory;
-  bool in_memory = false;  // gone after a reboot
-  bool is_tmpfs = false;   // mounted by us (now or by an earlier daemon)
-  bool is_new = false;     // mounted now: it is empty
-  std::string note;        // something the user should know, one line; or empty
+  bool in_memory = false;         // gone after a reboot
+  bool is_tmpfs = false;          // mounted by us (now or by an earlier daemon)
+  bool is_new = false;            // mounted now: it is empty
+  std::vector<std::string> made;  // directories that were not there, the deepest first
+  std::string note;               // something the user should know, one line; or empty
 };
 
 /// Finds or makes the place. With --store and no --memory: the directory as it is. Otherwise a
 /// tmpfs on the directory (or on /run/ptcfs/<escaped mount point>): an existing one is used again,
 /// and resized where the size differs. Without the right to mount: a directory of the user's own in
-/// /dev/shm, or in XDG_RUNTIME_DIR.
+/// /dev/shm, or in XDG_RUNTIME_DIR. kInvalidArgument: it would lie in a mount of ptcfs.
 Result<StorePlace> prepare_store_place(const StorePlaceOptions& options);
+
+/// Of a start that failed: what prepare_store_place() made goes again, with what is in it; nothing
+/// else does.
+void take_back_store_place(const StorePlaceOptions& options, const StorePlace& place);
 
 /// Undoes it, with all that is kept there. Returns the directory that went. Refused (kBusy) while
 /// in use; kInvalidArgument for a directory that the user gave and that is no tmpfs.

@@ -18,6 +18,7 @@
 
 #include "reshard/ptc/cut_report.h"
 #include "store/base/json.h"
+#include "store/base/json_problem.h"
 #include "store/base/mutex.h"
 
 namespace ptc {
@@ -73,6 +74,14 @@ Result<json::value> remove(Tree& tree, JobView& view, const json::object& questi
   return json::value(nullptr);
 }
 
+/// A question's layout is no text that somebody wrote, and no line of it is told.
+template <class T>
+Result<T> about_layout(Result<T> answer) {
+  if (answer) return answer;
+  const Error& error = answer.error();
+  return Error(error.code(), std::string(without_json_place(error.message())), error.errno_value());
+}
+
 /// How a checkpoint's rules cut its tensors under a layout; without one under the job's.
 Result<json::object> explain_rules(const Job& job, const json::object& question) {
   PTC_TRY(auto name, text_of(question, "checkpoint"));
@@ -80,7 +89,8 @@ Result<json::object> explain_rules(const Job& job, const json::object& question)
   if (checkpoint == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job.name(), name);
   const json::value* asked = question.if_contains("layout");
-  PTC_TRY(auto layout, job.read_layout(asked ? json::serialize(*asked) : job.layout_text()));
+  PTC_TRY(auto layout,
+          about_layout(job.read_layout(asked ? json::serialize(*asked) : job.layout_text())));
   PTC_TRY(const auto model, checkpoint->model_under(layout.spec));
   std::vector<std::string> names;
   if (const json::value* list = question.if_contains("names"); list && list->is_array()) {
@@ -157,7 +167,7 @@ Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::strin
   if (what == "plan") {
     const json::value* layout = question.if_contains("layout");
     if (layout == nullptr) return invalid_argument("the question needs a 'layout'");
-    PTC_TRY(answer, view->job().dry_run(json::serialize(*layout)));
+    PTC_TRY(answer, about_layout(view->job().dry_run(json::serialize(*layout))));
   } else if (what == "verify") {
     PTC_TRY(auto checkpoint, text_of(question, "checkpoint"));
     const json::value* repair = question.if_contains("repair");

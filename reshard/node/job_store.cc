@@ -209,9 +209,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(impl->lock_fd, open_file(AT_FDCWD, impl->directory + "/lock", O_RDWR | O_CREAT));
   // A daemon that was just unmounted needs a moment to end.
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
-  if (!locked)
-    return make_error(Code::kBusy, "the store {} is in use by another ptcfs daemon",
-                      impl->directory);
+  if (!locked) return make_error(Code::kBusy, "in use by another ptcfs daemon");
   std::unique_ptr<StoreMembership> belongs;
   std::function<std::unique_ptr<Transport>()> transport;
   std::function<std::unique_ptr<Follower>()> follower;  // once there is what follows

@@ -24,4 +24,14 @@ std::string json_problem(std::string_view text, size_t offset,
   return error.message();
 }
 
+std::string_view without_json_place(std::string_view message) {
+  std::string_view rest = message;
+  for (const std::string_view word : {"line ", ", column "}) {
+    if (!rest.starts_with(word)) return message;
+    rest.remove_prefix(word.size());
+    rest.remove_prefix(std::min(rest.find_first_not_of("0123456789"), rest.size()));
+  }
+  return rest.starts_with(": ") ? rest.substr(2) : message;
+}
+
 }  // namespace ptc

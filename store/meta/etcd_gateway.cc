@@ -64,7 +64,7 @@ std::optional<std::string> EtcdHistory::set_back() const {
 
 void EtcdSilence::unanswered(const std::vector<std::string>& why) {
   if (said_.exchange(true)) return;
-  spdlog::warn("etcd does not answer, and is asked again until it does: {}", fmt::join(why, "; "));
+  spdlog::warn("etcd does not answer, and is asked again: {}", fmt::join(why, "; "));
 }
 
 void EtcdSilence::answered() {

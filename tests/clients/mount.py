@@ -57,7 +57,7 @@ def bin_dir():
 
 def is_mounted(path):
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
-        return any(line.split()[4] == path for line in file)
+        return any(line.split()[4].replace("\\040", " ") == path for line in file)
 
 
 def read_text(path):
@@ -152,13 +152,13 @@ class Mount:
             raise
         return self
 
+    def command(self):
+        return [*self.launcher, os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store, *self.options, self.path]
+
     def start(self):
         with open(self.log, "ab") as log:
             said_before = log.tell()
-            self.process = subprocess.Popen(
-                [*self.launcher, os.path.join(self.bin, "ptcfs"), "-f", "--store", self.store,
-                 *self.options, self.path],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not (is_mounted(self.path) and os.path.exists(self.path + "/.ptc/version")):
             if self.process.poll() is not None:

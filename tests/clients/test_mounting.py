@@ -327,7 +327,7 @@ class SeveralAndTwice(MountProgram):
         self.assertEqual(self.ptcfs("--store", store, first).returncode, 0)
         done = self.ptcfs("--store", store, second)
         self.assertEqual(done.returncode, 2)
-        self.assertIn(f"store {store}", done.stderr)
+        self.assertEqual(done.stderr, f"ptcfs: store {store}: in use by another ptcfs daemon\n")
         self.assertFalse(mount.is_mounted(second))
         done = self.ptcfs("--store", self.directory("other"), first)
         self.assertEqual(done.returncode, 32)
@@ -364,6 +364,7 @@ class Background(MountProgram):
                 (32, "is not a directory", self.top + "/file"),
                 (2, "file", "--store", self.top + "/file", path),
                 (2, "it looks like http://", "--etcd", "10.0.0.1", path),
+                (1, "1.0 MiB is too small: 16.0 MiB at least", "--memory", "1M", path),
                 (1, "unknown option", "-o", "nonsense", path)):
             for foreground in ([], ["-f"]):
                 done = self.ptcfs(*foreground, *arguments)
@@ -372,6 +373,36 @@ class Background(MountProgram):
                 self.assertIn(reason, done.stderr)
                 self.assertFalse(mount.is_mounted(path))
 
+
+    def test_words_with_spaces_can_be_typed_as_they_are_said(self):
+        path = self.directory("mnt with spaces")
+        self.assertEqual(self.ptcfs("--store", self.directory("store"), path).returncode, 0)
+        self.assertIn(f"unmount it first: umount '{path}'", self.ptcfs(path).stderr)
+        self.assertIn(f"unmount it first: umount '{path}'", self.ptcfs("--discard", path).stderr)
+
+    def test_no_store_in_a_mount(self):
+        path, second = self.directory("mnt"), self.directory("mnt2")
+        self.assertEqual(self.ptcfs("--store", self.directory("store"), path).returncode, 0)
+        for store in (path, path + "/job", path + "/job/a/b"):
+            for more in ((), ("--memory", "64M")):
+                done = self.ptcfs("--store", store, *more, second)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn(f"the store {store} would lie in the ptcfs that is mounted on {path}", done.stderr)
+        self.assertEqual(os.listdir(path), [".ptc"])
+
+    def test_a_start_that_fails_leaves_no_store_that_it_made(self):
+        path, store = self.directory("mnt"), self.top + "/new/stores/one"
+        etcd = ("--listen", "127.0.0.1:0", "--etcd", "http://127.0.0.1:1")
+        for more in ((), ("--memory", "64M")):
+            done = self.ptcfs(*etcd, *more, "--store", store, path)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertFalse(os.path.exists(self.top + "/new"))
+        done = self.ptcfs("-o", "root-mode=1777", "--store", path + "/below", path)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(os.listdir(path), [])
+        os.makedirs(store + "/mine")  # what was there stays, with what is in it
+        self.assertEqual(self.ptcfs(*etcd, "--store", store, path).returncode, 2)
+        self.assertIn("mine", os.listdir(store))
 
     def test_a_start_that_fails_leaves_no_tmpfs(self):
         """Nor the directory that it is mounted on."""
@@ -605,6 +636,33 @@ class OtherUsers(MountProgram):
             os.chmod(device, 0o666)
             if subprocess.run(["mount", "--bind", device, "/dev/fuse"], check=False).returncode == 0:
                 self.addCleanup(subprocess.run, ["umount", "-l", "/dev/fuse"], check=False)
+
+    def test_a_mount_that_a_user_may_not_enter_is_not_counted(self):
+        ptc = os.path.join(BIN, "ptc")
+        if subprocess.run(["test", "-x", ptc], user=NOBODY, check=False).returncode != 0:
+            self.skipTest(f"other users cannot run {ptc}")
+        closed, opened = self.directory("mnt closed"), self.directory("mnt")
+        self.assertEqual(self.ptcfs("--store", self.directory("store1"), closed).returncode, 0)
+        self.assertEqual(self.ptcfs("-o", "allow_other", "--store", self.directory("store"), opened).returncode, 0)
+        os.mkdir(opened + "/shown")
+        done = self.run_program(ptc, "ls", user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
+        self.assertNotIn(closed, done.stderr)
+        if done.returncode != 0:  # others of this machine are open, too
+            self.assertIn(opened, done.stderr)
+        else:
+            self.assertIn("shown", done.stdout)
+
+    def test_a_device_that_a_user_may_not_open(self):
+        if "PTC_OWN_NAMESPACE" not in os.environ:
+            self.skipTest("this needs a mount namespace of its own (unshare -m)")
+        device = os.path.join(self.directory("device"), "fuse")
+        os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(10, 229))
+        subprocess.run(["mount", "--bind", device, "/dev/fuse"], check=True)
+        self.addCleanup(subprocess.run, ["umount", "-l", "/dev/fuse"], check=False)
+        done = self.as_nobody()
+        self.assertEqual(done.returncode, 32, done.stderr)
+        self.assertIn("/dev/fuse: Permission denied; whoever mounts must be able to open it: root lets all users with "
+                      "chmod 666 /dev/fuse", done.stderr)
 
     def test_a_user_mounts(self):
         if shutil.which("fusermount3") is None:

@@ -81,6 +81,39 @@ class Ptc(mount.TestCase):
                              sorted(os.listdir(self.temporary("model"))))
         job.commit("base")
 
+    def test_an_import_that_is_interrupted_while_it_copies_leaves_nothing(self):
+        models.Llama().write_hf(self.temporary("model"))
+        for number in range(3000):
+            models.write_file(self.temporary(f"model/many/{number}"), "x")
+        job = mount.Job(self.mount, "interrupted_copy")
+        for how, is_new in ((signal.SIGINT, True), (signal.SIGTERM, False)):
+            if not is_new:
+                os.mkdir(job.path)
+            process = subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "import", job.name,
+                                        self.temporary("model")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            while not os.path.exists(job.incoming("base") + "/rank/0/many/5"):
+                self.assertIsNone(process.poll())
+            process.send_signal(how)
+            said = process.communicate(timeout=60)[1]
+            self.assertEqual(process.returncode, 1)
+            self.assertIn(f"ptc: {job.name}/base was not imported: interrupted; what was copied is removed\n", said)
+            self.assertEqual(f"job {job.name} is removed again" in said, is_new)
+            self.assertEqual(os.path.exists(job.path), not is_new)
+        self.assertEqual(os.listdir(job.file("incoming")), [])
+
+    def test_what_lies_in_incoming_is_said(self):
+        job, now = self.new_job(), time.time()
+        models.write_file(job.incoming("an old one") + "/rank/0/w.bin", "x" * 5000)
+        models.write_file(job.incoming("new") + "/rank/0/w.bin", "x" * 7000)
+        self.assertNotIn("not committed", self.mount.ptc("status", job.name).stdout)
+        for where, _, names in os.walk(job.incoming("an old one")):
+            for path in (where, *(f"{where}/{name}" for name in names)):
+                os.utime(path, (now - 7200, now - 7200))
+        said = " ".join(self.mount.ptc("status", job.name, env={"COLUMNS": "400"}).stdout.split())
+        self.assertIn(f"incoming an old one: 4.9 KiB, not committed; written 2 h ago. Commit it with mv, or "
+                      f"rm -r '{job.incoming('an old one')}'", said)
+        self.assertNotIn("new:", said)
+
     def test_import_follows_links_and_leaves_rubbish_out(self):
         models.Bert().write_hf(self.temporary("blobs"))
         models.write_file(self.temporary("hub/refs/main"), "abc")
@@ -257,6 +290,22 @@ class Ptc(mount.TestCase):
         self.assertIn("has no rank 12", refused.stderr)
         self.mount.ptc("export", job.name, self.temporary("npy"), "--model")
         self.assertTrue(os.path.exists(self.temporary("npy/model/norm/weight.npy")))
+
+    def test_an_export_of_a_layout_that_is_none(self):
+        job = self.import_model()
+        for layout, why in (("tp3-pp1-dp1", f"layout tp3-pp1-dp1 does not fit {job.name}/base: .*model.layers"),
+                            ("tp9", "'tp9' is no layout's name, .* is it tp9-pp1-dp1"),
+                            ("nothing", "'nothing' is no layout's name, such as tp4-pp2-dp1"),
+                            ("vllm-tp0", f"{job.name}/base cannot be laid out as vllm-tp0")):
+            done = self.mount.ptc("export", job.name, self.temporary("out"), "--layout", layout, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, why)
+            self.assertFalse(os.path.exists(self.temporary("out")))
+        for command in (("plan", job.name), ("rules", "check", job.name)):
+            done = self.mount.ptc(*command, "--layout", "tp3-pp1-dp1", check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, "^ptc: .*tp3-pp1-dp1 does not fit")
+            self.assertNotIn("column", done.stderr)  # of a text that nobody wrote
 
     def test_an_export_is_whole_or_not_there(self):
         """A tensor that no copy has right any more is not read; the others are written by then, or are being written."""
@@ -624,6 +673,12 @@ class Ptc(mount.TestCase):
         self.assertEqual(run("ls", cwd=job.file("checkpoints")).returncode, 0)
         self.assertIn("idle", run("status", ".", cwd=job.path).stdout)
         self.assertIn("idle", run("status", job.path).stdout)
+        for where, what in ((job.path, "checkpoints/base"), (job.path, "current"), (job.file("checkpoints"), "base"),
+                            (os.path.dirname(self.mount.path), "mnt/" + job.name)):
+            done = run("verify", what, cwd=where)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(job.name + "/base", done.stdout + done.stderr)
+        self.assertIn("no job 'checkpoints'", run("verify", "checkpoints/none", cwd=job.path).stderr)
         lost = run("-C", "/", "ls")
         self.assertEqual(lost.returncode, 1)
         self.assertIn(".ptc/version", lost.stderr)

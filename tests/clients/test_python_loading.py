@@ -359,6 +359,26 @@ assert ptc.load(path + "/checkpoints/a/layouts/tp1-pp1-dp4")["model"]["w"].tolis
         self.assert_equal(state["optim"], {f"a.w.{kind}": weight for kind in ("fp32", "exp_avg", "exp_avg_sq")})
         self.assert_equal(state["model_states"]["module"], {"a.w": weight})
 
+    def test_directories_elsewhere_that_are_none(self):
+        """Nothing below one is loaded that happens to have tensors in it; what was copied out of the mount is."""
+        top = self.temporary("all-kinds")
+        os.makedirs(top + "/a")
+        torch.save({"w": torch.ones(2)}, top + "/a/model.pt")
+        models.write_file(top + "/notes.org", "x")
+        with self.assertRaisesRegex(FileNotFoundError, "this is no checkpoint: no ptc.json, config.json .* below it is notes.org"):
+            ptc.load(top)
+        os.remove(top + "/notes.org")
+        models.write_file(top + "/b/run.py", "x")
+        with self.assertRaisesRegex(FileNotFoundError, "below it is b/run.py"):
+            ptc.load(top)
+        self.assertRaisesRegex(FileNotFoundError, "no checkpoint|no tensors are here", ptc.load, self.mount.path)
+        job = ptc.Job.create(self.mount.path + "/copied")
+        job.save({"a": {"b": torch.ones(2)}}, "a")
+        for way in ("--model", "--layout=current"):
+            self.mount.ptc("export", "copied", self.temporary("out" + way), way)
+        self.assert_equal(ptc.load(self.temporary("out--model")), {"model": {"b": torch.ones(2)}})
+        self.assert_equal(ptc.load(self.temporary("out--layout=current")), {"a": {"b": torch.ones(2)}})
+
     def test_places_that_are_none(self):
         job = ptc.Job.create(self.mount.path + "/places")
         job.save({"w": torch.ones(2)}, "a")

@@ -84,6 +84,11 @@ class Space(mount.TestCase):
         refused = self.mount.ptc("import", f"{job.name}/four", self.temporary("model"), check=False)
         self.assertEqual(refused.returncode, 1)
         self.assertRegex(refused.stderr, "No space left on device\nThe store is full: ptc rm .* --memory")
+        self.assertNotIn("incoming/", refused.stderr.split("full:")[1])  # it may be being written
+        for path in (job.incoming("three"), job.incoming("three") + "/rank"):
+            os.utime(path, (1e9, 1e9))
+        refused = self.mount.ptc("import", f"{job.name}/four", self.temporary("model"), check=False)
+        self.assertRegex(refused.stderr, f"left in incoming/, if nobody wants it:\n  rm -r {job.incoming('three')}   # .* MiB, not committed")
         self.mount.stop(kill=True)
         self.mount.start()
         self.assertLess(self.free(), 1 << 20)
@@ -93,6 +98,14 @@ class Space(mount.TestCase):
         self.mount.ptc("rm", "-y", f"{job.name}/two", "--force")
         self.assertGreaterEqual(self.free(), STATE)
         self.mount.ptc("rm", "-y", job.name, "--force")
+
+    def test_a_job_that_an_import_made_in_vain(self):
+        models.write_file(self.temporary("large/w.bin"), "x" * (128 << 20))
+        refused = self.mount.ptc("import", "in_vain", self.temporary("large"), check=False)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("The store is full", refused.stderr)
+        self.assertIn("job in_vain is removed again", refused.stderr)
+        self.assertFalse(os.path.exists(self.mount.path + "/in_vain"))
 
     def fill(self, path):
         os.makedirs(os.path.dirname(path), exist_ok=True)

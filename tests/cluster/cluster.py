@@ -90,10 +90,51 @@ def pids(top):
     return found
 
 
+def daemons(top):
+    """pid → name of the cluster's processes that live, also of those that were started by hand: programs of its kind
+    whose command line, or a file that they have open, is below its directory."""
+    found = {pid: name for name, pid in pids(top).items()}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            command = mount.read_bytes(f"/proc/{pid}/cmdline").split(b"\0")
+            if os.path.basename(command[0]) not in (b"ptcfs", b"etcd"):
+                continue
+            paths = [word.decode("utf-8", "replace") for word in command]
+            files = f"/proc/{pid}/fd"
+            for name in os.listdir(files):
+                with contextlib.suppress(OSError):
+                    paths.append(os.readlink(os.path.join(files, name)))
+            names = [path[path.index(top + "/") + len(top) + 1:].split("/")[0] for path in paths if top + "/" in path]
+            # What all nodes share, as the secret, tells nothing.
+            names = [name for name in names if os.path.isdir(os.path.join(top, name))]
+            if names:
+                found.setdefault(pid, names[0])
+    return found
+
+
+def lives(pid):
+    """What has ended, and only nobody has waited for it, does not."""
+    try:
+        return mount.read_text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def ended(pids_to_end, seconds=10):
+    """Waits for them; returns those that do not end."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids_to_end if lives(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
 def take_down(top):
-    """Ends and removes all there is of the cluster below this directory, whoever began it."""
-    for pid in pids(top).values():
-        os.kill(pid, signal.SIGKILL)
+    """Ends and removes all there is of the cluster below this directory, whoever began it. Returns pid → name of what
+    does not end."""
+    ours = daemons(top)
+    for pid in ours:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         mounts = [line.split()[4] for line in file]
     for path in reversed([path for path in mounts if path.startswith(top + "/")]):
@@ -102,9 +143,11 @@ def take_down(top):
         # Another cluster's may begin with all of this one's name.
         if re.fullmatch(re.escape(namespace(top, "")) + r"(switch|etcd|w\d+)", name):
             subprocess.run(["ip", "netns", "del", name], check=False)
+    left = ended(ours)  # not before: a request may wait for what was unmounted now
     if mount.is_mounted(top):
         subprocess.run(["umount", "-l", top], check=False)
     shutil.rmtree(top, ignore_errors=True)
+    return {pid: ours[pid] for pid in left}
 
 
 class Node(mount.Mount):
@@ -121,6 +164,7 @@ class Node(mount.Mount):
                          *cluster.tls_options(self.name), *cluster.options, top=top)
 
     def start(self):
+        self.cluster.keep_command(self.name, self.command())
         super().start()
         self.cluster.keep_pid(self.name, self.process.pid)
 
@@ -255,6 +299,11 @@ class Cluster:
         with open(os.path.join(self.top, name, "pid"), "w", encoding="utf-8") as file:
             file.write(str(pid))
 
+    def keep_command(self, name, command):
+        """tools/cluster starts it again with it."""
+        with open(os.path.join(self.top, name, "command"), "w", encoding="utf-8") as file:
+            json.dump(command, file)
+
     def start_etcd(self):
         self.add_namespace("etcd")
         self.connect("etcd", "etcd", "eth1", "10.2.0.254")
@@ -268,11 +317,11 @@ class Cluster:
             certificate, key = self.etcd_authority.issue("etcd", "IP:10.2.0.254")
             options = ("--cert-file", certificate, "--key-file", key, "--client-cert-auth",
                        "--trusted-ca-file", self.etcd_authority.ca)
+        command = [*self.launcher("etcd"), "etcd", "--data-dir", os.path.join(self.top, "etcd/data"),
+                   "--listen-client-urls", self.etcd_url, "--advertise-client-urls", self.etcd_url, *options]
+        self.keep_command("etcd", command)
         with open(log, "wb") as file:
-            self.etcd = subprocess.Popen(
-                [*self.launcher("etcd"), "etcd", "--data-dir", os.path.join(self.top, "etcd/data"),
-                 "--listen-client-urls", self.etcd_url, "--advertise-client-urls", self.etcd_url, *options],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            self.etcd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self.keep_pid("etcd", self.etcd.pid)
         until(lambda: self.etcd.poll() is not None or "ready to serve" in mount.read_text(log),
               "etcd serves", 30)

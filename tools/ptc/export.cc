@@ -45,12 +45,33 @@ bool is_tensor_tree(const std::string& path) {
   return path == "tensors" || path.ends_with("/tensors");
 }
 
+/// Why the checkpoint has no directory of this layout.
+Error why_no_layout(const Target& target, const std::string& name) {
+  if (name.starts_with("vllm-"))
+    return make_error(Code::kNotFound,
+                      "{} cannot be laid out as {}: ptcfs-layout(5) says which models can",
+                      target.name(), name);
+  auto layout = layout_named(name);
+  if (!layout) return std::move(layout).error();
+  const auto report = ask(target.mount, {{"do", "rules"},
+                                         {"job", target.job},
+                                         {"checkpoint", target.checkpoint},
+                                         {"layout", std::move(layout).value()}});
+  if (!report) return report.error();
+  const std::string fits = text_field(report.value(), "fits");
+  return make_error(Code::kInvalidArgument, "layout {} does not fit {}: {}", name, target.name(),
+                    fits.empty() ? "it is not there" : fits);
+}
+
 Result<CopyList> files_of(const Target& target, const ExportOptions& options) {
   std::string top = target.checkpoint_dir();
   if (options.model) return list_files(top + "/model", "", is_nothing_skipped);
   if (options.layout.empty()) return list_files(top + "/hf", "", is_nothing_skipped);
   std::string ranks = top + "/layouts/" + options.layout + "/rank";
   std::error_code error;
+  if (!fs::is_directory(top + "/layouts/" + options.layout, error) &&
+      (!error || error == std::errc::no_such_file_or_directory))
+    return why_no_layout(target, options.layout);
   if (options.rank && fs::is_directory(ranks, error) &&
       !fs::is_directory(fmt::format("{}/{}", ranks, *options.rank), error))
     return make_error(Code::kNotFound, "layout {} has no rank {}: ls {} shows those that it has",

@@ -27,6 +27,7 @@
 #include "tools/ptc/interruptions.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
+#include "tools/ptc/leftovers.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
 
@@ -231,6 +232,26 @@ Result<bool> make_job(const Target& target) {
   fmt::print("{}: new job\n", target.job);
   return true;
 }
+
+/// What this import has made of the job, as long as nothing is in it: a failure takes it back.
+class NewJob {
+ public:
+  NewJob(const Target& target, bool is_new) : target_(target), is_new_(is_new) {}
+  NewJob(const NewJob&) = delete;
+  ~NewJob() { remove(); }
+  bool is_new() const { return is_new_; }
+  void keep() { kept_ = true; }
+  /// It stays where somebody else has put something in it.
+  void remove() {
+    if (is_new_ && !kept_ && ::rmdir(target_.job_dir().c_str()) == 0)
+      fmt::print(stderr, "ptc: job {} is removed again: nothing is in it\n", target_.job);
+    kept_ = true;
+  }
+
+ private:
+  const Target& target_;
+  bool is_new_, kept_ = false;
+};
 
 /// A fresh incoming/<name>.
 Result<IncomingDir> prepare(const Target& target, const ImportOptions& options) {
@@ -445,15 +466,55 @@ Result<> refuse_special_files(const CopyList& list, const std::string& directory
   return ok();
 }
 
+/// The largest of what lies in incoming/ and nobody writes; empty: nothing does.
+std::string advice_on_leftovers(const Target& target, bool of_this_job) {
+  constexpr size_t kNamed = 3;
+  const std::vector<Leftover> all =
+      of_this_job ? leftovers_of_job(target.mount, target.job) : leftovers_of_mount(target.mount);
+  std::string text;
+  for (size_t i = 0; i < std::min(kNamed, all.size()); ++i)
+    text += fmt::format(
+        "\n  rm -r {}   # {}, not committed",
+        shell_word(fmt::format("{}/{}/incoming/{}", target.mount, all[i].job, all[i].name)),
+        format_size(all[i].bytes));
+  if (text.empty()) return "";
+  return fmt::format(
+      "\nSo does removing what was left in incoming/, if nobody wants it:{}{}", text,
+      all.size() > kNamed ? fmt::format("\n  and {} more", all.size() - kNamed) : "");
+}
+
 /// What to do when there is no room for a copy.
-Error with_advice(Error error) {
+Error with_advice(const Target& target, Error error) {
   const int value = error.errno_value();
   if (value != ENOSPC && value != EDQUOT) return error;
   const char* advice =
       value == ENOSPC ? "The store is full: ptc rm JOB/CHECKPOINT makes room (ptc ls), and so does "
                         "ptcfs with a larger --memory"
                       : "That is the limit of this job or user: ptc rm JOB/CHECKPOINT makes room";
-  return Error(error.code(), fmt::format("{}\n{}", error.message(), advice), value);
+  return Error(error.code(),
+               fmt::format("{}\n{}{}", error.message(), advice,
+                           advice_on_leftovers(target, value == EDQUOT)),
+               value);
+}
+
+/// Copies it all; kCancelled: somebody ended it, and what was copied is gone.
+Result<> copy_in(const Target& target, const CopyList& list, IncomingDir& staging, NewJob& job,
+                 Progress& progress) {
+  const Interruptions noted;
+  const auto say = [&] {
+    return fmt::format("{} was not imported: interrupted; what was copied is removed",
+                       target.name());
+  };
+  const auto give_up = [&] {
+    staging.remove();
+    job.remove();
+    fmt::print(stderr, "\nptc: {}\n", say());
+    ::_exit(kFailed);
+  };
+  auto copied = copy_files(list, staging.inside(), progress, false, {&interrupted, give_up});
+  if (copied || !interrupted) return copied;
+  staging.remove();
+  return make_error(Code::kCancelled, "{}", say());
 }
 
 Result<int> run_import(const Context& context, const ImportOptions& options) {
@@ -470,17 +531,20 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(refuse_special_files(list, options.directory));
 
   PTC_TRY(const bool is_new, make_job(target));
+  NewJob job(target, is_new);
   PTC_TRY(auto staging, prepare(target, options));
   Progress progress("importing " + target.name(), list.bytes);
-  auto copied = copy_files(list, staging.inside(), progress);
+  auto copied = copy_in(target, list, staging, job, progress);
   progress.finish();
+  if (!copied && copied.error().code() == Code::kCancelled) return std::move(copied).error();
   if (copied) copied = write_layout(staging.inside(), options.layout);
   if (!copied) {
     if (!staging.is_at_its_name()) return taken_meanwhile(target, staging);
     // Half a copy is of no use, and may be what fills the store.
     staging.remove();
-    return with_advice(staging.named(std::move(copied).error()));
+    return with_advice(target, staging.named(std::move(copied).error()));
   }
+  job.keep();  // from here on what was copied stays in it
   double copy_seconds = progress.seconds();
   Progress commit_time("");
   PTC_TRY(commit(target, staging, options));
@@ -490,7 +554,7 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   fmt::print("{}: {} in {} file{} copied in {}, committed in {}\n", target.name(),
              format_size(list.bytes), list.items.size(), list.items.size() == 1 ? "" : "s",
              format_duration(copy_seconds), format_duration(commit_seconds));
-  if (is_new) take_layout(target, options);
+  if (job.is_new()) take_layout(target, options);
   return kDone;
 }
 

@@ -1,9 +1,13 @@
 // Signals that would end the program, while it has something to put right first.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <string>
+#include <utility>
 
 namespace ptc::cli {
 
@@ -25,6 +29,28 @@ class Interruptions {
  private:
   static constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP};
   std::array<struct sigaction, kSignals.size()> before_{};
+};
+
+/// While it lives, a signal that ends the program says this before.
+class LastWords {
+ public:
+  explicit LastWords(std::string words) {
+    words_ = std::move(words);
+    struct sigaction say {};
+    say.sa_handler = [](int signal) {
+      (void)!::write(2, words_.data(), words_.size());
+      ::raise(signal);
+    };
+    say.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &say, nullptr);
+  }
+  LastWords(const LastWords&) = delete;
+  ~LastWords() {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+  }
+
+ private:
+  static inline std::string words_;
 };
 
 }  // namespace ptc::cli

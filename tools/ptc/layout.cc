@@ -10,7 +10,9 @@
 #include <memory>
 
 #include "store/base/file.h"
+#include "store/base/shell_word.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/interruptions.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
@@ -39,6 +41,10 @@ Result<> save_layout(const Target& target, const std::string& text) {
 Result<int> report_saved(const Target& target, bool wait) {
   PTC_TRY(auto status, read_status(target));
   if (wait) {
+    const LastWords interrupted(
+        fmt::format("\nptc: interrupted: the change of {} to {} goes on; ptc wait {} shows when it "
+                    "is in force\n",
+                    target.job, status.wanted, shell_word(target.job)));
     PTC_TRY(status, wait_until_settled(target, 0));
     fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
     return status.state == "failed" ? kFailed : kDone;

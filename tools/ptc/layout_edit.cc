@@ -241,29 +241,35 @@ Result<std::string> name_meant(std::string_view text) {
   return spec.name();
 }
 
-/// Neither a file nor a name; where parts of one are meant, it says the name that has them.
-Error no_layout(const std::string& text) {
+/// It is no name (`what`: what it might have been); where parts of one are meant, it says the name
+/// that has them.
+Error no_layout(const std::string& text, std::string_view what) {
   const auto meant = name_meant(text);
   if (!meant) {
     auto named = layout_of_name(text);
     if (!named) return named.error();
   }
   if (!meant || meant.value().empty())
-    return make_error(Code::kNotFound,
-                      "'{}' is neither a file nor a layout's name, such as tp4-pp2-dp1", text);
+    return make_error(Code::kNotFound, "'{}' is {}, such as tp4-pp2-dp1", text, what);
   return make_error(Code::kNotFound,
-                    "'{}' is neither a file nor a layout's name, which has tp, pp and dp, and the "
-                    "rest where it is not the default, in one order; is it {}?",
-                    text, meant.value());
+                    "'{}' is {}, which has tp, pp and dp, and the rest where it is not the "
+                    "default, in one order; is it {}?",
+                    text, what, meant.value());
 }
 
 }  // namespace
+
+Result<json::object> layout_named(const std::string& text) {
+  auto named = layout_of_name(text);
+  return named ? std::move(named) : no_layout(text, "no layout's name");
+}
 
 Result<json::object> layout_of_file_or_name(const std::string& text) {
   auto named = layout_of_name(text);
   if (named) return named;
   auto read = read_text_file(AT_FDCWD, text, 1 << 20);
-  if (!read && read.error().code() == Code::kNotFound) return no_layout(text);
+  if (!read && read.error().code() == Code::kNotFound)
+    return no_layout(text, "neither a file nor a layout's name");
   PTC_TRY(auto content, std::move(read));
   auto value = parse_json(content);
   if (!value) return std::move(value).error().with_context(text);

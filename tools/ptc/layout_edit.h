@@ -46,6 +46,9 @@ void set_sizes_of_name(json::object& layout, std::string_view name);
 /// anything else.
 Result<json::object> layout_of_name(std::string_view name);
 
+/// The same; the error says which name may be meant.
+Result<json::object> layout_named(const std::string& text);
+
 /// Reads a layout from a file, or, if `text` is a layout's name, from that.
 Result<json::object> layout_of_file_or_name(const std::string& text);
 

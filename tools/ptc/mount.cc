@@ -15,10 +15,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "fs/mount/mount_point.h"
 #include "store/base/file.h"
+#include "store/base/shell_word.h"
 #include "tools/ptc/fields.h"
 
 namespace ptc::cli {
@@ -40,17 +42,30 @@ std::optional<std::string> enclosing_mount(std::filesystem::path path) {
   }
 }
 
+/// False: it is another user's, without allow_other, or in a directory that is closed. Of what the
+/// kernel knows by itself: a daemon that does not answer is not waited for.
+bool may_enter(const std::string& mount_point) {
+  struct statx facts {};
+  return ::statx(AT_FDCWD, mount_point.c_str(), AT_STATX_DONT_SYNC, STATX_TYPE, &facts) == 0 ||
+         errno == ENOTCONN;
+}
+
 /// Mount points of type fuse.ptcfs, each once.
-std::vector<std::string> mounted() {
-  std::vector<std::string> points;
+struct Mounted {
+  std::vector<std::string> points;  // that this user may enter
+  size_t of_others = 0;
+};
+Mounted mounted() {
+  std::set<std::string> seen;
+  Mounted found;
   auto entries = mounted_file_systems();
-  if (!entries) return points;
+  if (!entries) return found;
   for (const MountEntry& entry : entries.value()) {
-    if (entry.type != "fuse.ptcfs") continue;
-    if (std::find(points.begin(), points.end(), entry.mount_point) == points.end())
-      points.push_back(entry.mount_point);
+    if (entry.type != "fuse.ptcfs" || !seen.insert(entry.mount_point).second) continue;
+    if (may_enter(entry.mount_point)) found.points.push_back(entry.mount_point);
+    else ++found.of_others;
   }
-  return points;
+  return found;
 }
 
 Error no_mount_at(const std::string& dir, std::string_view named_by) {
@@ -60,7 +75,7 @@ Error no_mount_at(const std::string& dir, std::string_view named_by) {
       return make_error(Code::kUnavailable,
                         "the daemon behind {} is gone; unmount it (umount {}) and start it again "
                         "(ptcfs … {})",
-                        dir, dir, dir);
+                        dir, shell_word(dir), shell_word(dir));
     }
     return errno_error(failed, fmt::format("{} ({})", dir, named_by));
   }
@@ -98,7 +113,7 @@ Result<> check_job_exists(const Target& target) {
         Code::kUnavailable,
         "job {} is half removed: rm -r {} completes that; otherwise its files are back "
         "a minute after the last of them was removed",
-        target.job, target.job_dir());
+        target.job, shell_word(target.job_dir()));
   auto jobs = list_jobs(target.mount);
   std::string hint;
   if (jobs && jobs.value().empty()) hint = "; there is none yet (mkdir makes one)";
@@ -107,6 +122,37 @@ Result<> check_job_exists(const Target& target) {
       hint = fmt::format("; is it '{}'?", *near);
   }
   return make_error(Code::kNotFound, "no job '{}' in {}{}", target.job, target.mount, hint);
+}
+
+/// What `inside` means in the mount; `text`: as the user called it.
+Result<Target> target_in(std::string mount, const std::filesystem::path& inside,
+                         const std::string& text) {
+  Target target;
+  target.mount = std::move(mount);
+  const std::vector<std::string> parts = components_of(inside);
+  if (parts.empty() || parts[0] == ".." || parts[0] == ".ptc")
+    return invalid_argument("'{}' names no job", text);
+  target.job = parts[0];
+  if (parts.size() >= 3 && parts[1] == "checkpoints") {
+    target.checkpoint = parts[2];
+  } else if (parts.size() == 2 && parts[1] != "checkpoints" && parts[1] != "current") {
+    target.checkpoint = parts[1];
+  } else if (parts.size() > 2) {
+    return invalid_argument("'{}' is neither a job nor a checkpoint", text);
+  }
+  return target;
+}
+
+Result<Target> target_of_path(const std::string& text) {
+  PTC_TRY(auto mount, mount_around(text, "the job's path"));
+  auto path = std::filesystem::absolute(text).lexically_normal();
+  auto inside = path.lexically_relative(mount);
+  return target_in(std::move(mount), inside, text);
+}
+
+Result<Target> target_of_name(const std::string& mount_option, const std::string& text) {
+  PTC_TRY(auto mount, find_mount(mount_option));
+  return target_in(std::move(mount), std::filesystem::path(text).lexically_normal(), text);
 }
 
 std::string dirname_of_current(const std::string& link) {  // checkpoints/<name>/layouts/<layout>
@@ -133,7 +179,7 @@ Result<std::string> find_mount(const std::string& option) {
   if (!error) {
     if (auto found = enclosing_mount(here)) return *found;
   }
-  auto points = mounted();
+  const auto [points, of_others] = mounted();
   if (points.size() == 1) {
     if (is_mount_top(points[0])) return points[0];
     return no_mount_at(points[0], "the only ptcfs mount");
@@ -144,6 +190,11 @@ Result<std::string> find_mount(const std::string& option) {
                       "there are {} ptcfs mounts: {}. Say which: -C DIR, or PTC_MOUNT=DIR",
                       points.size(), fmt::join(points, ", "));
   }
+  if (of_others > 0)
+    return make_error(Code::kNotFound,
+                      "no ptcfs is mounted that this user may enter: {} of other users {} (their "
+                      "-o allow_other lets others in)",
+                      of_others, of_others == 1 ? "is" : "are");
   return make_error(Code::kNotFound,
                     "no ptcfs is mounted. Mount one (ptcfs MOUNTPOINT, see ptcfs --help); where it "
                     "cannot be found by itself, name it: -C DIR, or PTC_MOUNT=DIR");
@@ -151,30 +202,19 @@ Result<std::string> find_mount(const std::string& option) {
 
 Result<Target> find_target(const std::string& mount_option, const std::string& text,
                            bool may_be_new) {
-  Target target;
-  std::vector<std::string> parts;
-  if (is_path(text)) {
-    PTC_TRY(target.mount, mount_around(text, "the job's path"));
-    auto path = std::filesystem::absolute(text).lexically_normal();
-    parts = components_of(path.lexically_relative(target.mount));
-  } else {
-    PTC_TRY(target.mount, find_mount(mount_option));
-    parts = components_of(std::filesystem::path(text).lexically_normal());
+  auto target = is_path(text) ? target_of_path(text) : target_of_name(mount_option, text);
+  if (may_be_new || (!target && is_path(text))) return target;
+  Result<> there = target ? check_job_exists(target.value()) : Result<>(target.error());
+  if (there) return target;
+  // In a job's directory, what is there may be called as ls calls it.
+  struct stat info {};
+  if (!is_path(text) && ::stat(text.c_str(), &info) == 0) {
+    auto meant = target_of_path(text);
+    const bool may_be_there =
+        mount_option.empty() || (target && meant && meant.value().mount == target.value().mount);
+    if (meant && may_be_there && check_job_exists(meant.value())) return meant;
   }
-  if (parts.empty() || parts[0] == ".." || parts[0] == ".ptc")
-    return invalid_argument("'{}' names no job", text);
-  target.job = parts[0];
-  if (parts.size() >= 3 && parts[1] == "checkpoints") {
-    target.checkpoint = parts[2];
-  } else if (parts.size() == 2 && parts[1] != "checkpoints" && parts[1] != "current") {
-    target.checkpoint = parts[1];
-  } else if (parts.size() > 2) {
-    return invalid_argument("'{}' is neither a job nor a checkpoint", text);
-  }
-  if (!may_be_new) {
-    PTC_TRY(check_job_exists(target));
-  }
-  return target;
+  return std::move(there).error();
 }
 
 Result<Target> find_job(const std::string& mount_option, const std::string& text, bool may_be_new) {

@@ -13,8 +13,8 @@
 namespace ptc::cli {
 
 /// Finds a ptcfs mount: `option` (-C); else $PTC_MOUNT; else the one that the current directory is
-/// in; else the only one of this machine; else /mnt/ptc. Returns its top directory. The error says
-/// what to do.
+/// in; else the only one of this machine that this user may enter; else /mnt/ptc. Returns its top
+/// directory. The error says what to do.
 Result<std::string> find_mount(const std::string& option);
 
 /// A job, and perhaps one of its checkpoints.
@@ -30,8 +30,8 @@ struct Target {
 };
 
 /// Reads JOB, JOB/CHECKPOINT, JOB/checkpoints/CHECKPOINT or a path into a mount (absolute or
-/// beginning with a dot; the mount is then the one it leads into). The job must exist unless
-/// `may_be_new`.
+/// beginning with a dot, or one that is there where no job has the name; the mount is then the one
+/// it leads into). The job must exist unless `may_be_new`.
 Result<Target> find_target(const std::string& mount_option, const std::string& text,
                            bool may_be_new = false);
 /// The same for a command that wants a job alone.

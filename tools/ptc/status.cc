@@ -6,10 +6,12 @@
 #include <chrono>
 #include <thread>
 
+#include "store/base/shell_word.h"
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
+#include "tools/ptc/leftovers.h"
 #include "tools/ptc/mount.h"
 
 namespace ptc::cli {
@@ -44,6 +46,19 @@ void print_data_set(const std::string& directory, const std::string& last_error)
     print_line("data set", "a read failed: " + what);
 }
 
+/// What takes room in incoming/, and nobody writes any more.
+void print_leftovers(const std::string& mount, const std::string& job) {
+  for (const Leftover& one : leftovers_of_job(mount, job)) {
+    const std::string incoming = fmt::format("{}/{}/incoming/{}", mount, job, one.name);
+    const json::value time = static_cast<int64_t>(one.latest);
+    print_line("incoming", printable(fmt::format(
+                               "{}: {}{}, not committed; written {} ago. Commit it with mv, or "
+                               "rm -r {}",
+                               one.name, one.all_seen ? "" : "more than ", format_size(one.bytes),
+                               format_age(&time), shell_word(incoming))));
+  }
+}
+
 void print_status(const JobStatus& status, const std::string& mount) {
   const json::object& raw = status.raw;
   fmt::print("{}: {}\n",
@@ -71,6 +86,7 @@ void print_status(const JobStatus& status, const std::string& mount) {
     print_line("layout error", error_text(object_field(raw, "layout_error")));
   for (const std::string& warning : text_list(array_field(raw, "warnings")))
     print_line("warning", warning);
+  print_leftovers(mount, status.job);
   print_data_set(mount + "/" + status.job, status.last_error);
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {

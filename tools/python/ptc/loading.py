@@ -23,6 +23,7 @@ _HEARD_SECONDS = 5
 _VALUES = "values.pt"  # what the daemon has of DCP's own files beside tensors
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 _CODE = "training_args.bin"  # of the Trainer's: no tensors, and a class of its own
+_MARKS = (states.FILE, "config.json", "model_index.json", "latest", "latest_checkpointed_iteration.txt")
 
 
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False,
@@ -230,15 +231,33 @@ def load_file(path: str, device: Any, weights_only: bool = True, mapped: bool = 
 
 
 def _check_place(where: str) -> None:
-    """FileNotFoundError: it is in a job, but no place where a rank's files are; nothing below it is looked for."""
+    """FileNotFoundError: it is in a job, but no place where a rank's files are; nothing below it is looked for. Or it is
+    elsewhere, and not what was copied from one.
+    """
     try:
         job = find(where).job
     except FileNotFoundError:
-        return
+        return _check_copy(where)
     parts = os.path.relpath(where, job).split(os.sep)
     if parts[0] != "incoming" and not {"rank", "hf"} & set(parts[:-1]) and parts[-1] != "hf":
         raise FileNotFoundError(
             errno.ENOENT, "this is neither a job, nor a checkpoint, a layout, or a rank's directory of one", where)
+
+
+def _check_copy(where: str) -> None:
+    """FileNotFoundError: in the directory is nothing that a checkpoint has; or it has only others in it, and below is what
+    none has, as in one that holds all kinds of things.
+    """
+    tensors = (".safetensors", *_TORCH_FILES, ".npy")
+    names = os.listdir(where)
+    if any(name in _MARKS or name.endswith((*tensors, ".index.json")) for name in names):
+        return
+    for top, _, below in os.walk(where):
+        for name in below:
+            if not name.endswith((*tensors, ".json", ".txt")):
+                raise FileNotFoundError(
+                    errno.ENOENT, f"this is no checkpoint: no {states.FILE}, config.json or file of tensors ("
+                    f"{', '.join(tensors)}) is in it, and below it is {os.path.relpath(os.path.join(top, name), where)}", where)
 
 
 def _values_of_dcp(text: Mapping[str, Any]) -> List[Tuple[List[Any], Any]]:
