@@ -291,6 +291,25 @@ class Commits(TestCase):
         os.rename(self.job(1).incoming(name + "-tmp"), self.job(1).incoming(name))
         cluster.until(lambda: f"/{self.name}/{name}/w1" in self.nodes.etcdctl("get", "--prefix", "--keys-only", ""), "w1 has said so")
 
+    def said(self, name, node):
+        return f"/{self.name}/{name}/w{node}" in self.nodes.etcdctl("get", "--prefix", "--keys-only", "")
+
+    def test_what_was_moved_or_linked_in_is_said(self):
+        """A directory from elsewhere in the job, one from another directory of incoming/, and a second name of a file."""
+        self.nodes.job(0, self.name)
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        job = self.job(1)
+        models.write_file(job.path + "/scratch/moved/rank/1/rng.bin", "x")
+        os.rename(job.path + "/scratch/moved", job.incoming("moved"))
+        models.write_file(job.path + "/scratch/rank/1/rng.bin", "x")
+        os.makedirs(job.incoming("within") + "/rank")
+        os.rename(job.path + "/scratch/rank/1", job.incoming("within") + "/rank/1")
+        models.write_file(job.path + "/scratch/file", "x")
+        os.makedirs(job.incoming("linked") + "/rank/1")
+        os.link(job.path + "/scratch/file", job.incoming("linked") + "/rank/1/rng.bin")
+        for name in ("moved", "within", "linked"):
+            cluster.until(lambda name=name: self.said(name, 1), f"w1 has said so of {name}")
+
     def test_what_a_node_has_that_is_away_is_not_left_out_in_silence(self):
         self.nodes.job(0, self.name).set_layout(dp=2)
         cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")

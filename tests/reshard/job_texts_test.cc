@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "reshard/job/job_attributes.h"
+#include "reshard/job/known_job.h"
 #include "reshard/node/job_store.h"
 #include "tests/reshard/cluster_fixture.h"
 #include "tests/support/becomes.h"
@@ -16,6 +17,9 @@
 
 namespace ptc::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 class JobTextsTest : public ClusterTest {
  protected:
@@ -51,6 +55,27 @@ class JobTextsTest : public ClusterTest {
     return text && text->find("mine") != std::string::npos;
   }
 };
+
+/// From the moment on at which others may read the text, and not a moment later.
+TEST(JobTexts, WhatWasRefusedIsNotToldOnceATextIsOpened) {
+  const auto with_mode = [](uint32_t mode) {
+    FileAttributes changed;
+    changed.mode = mode;
+    auto all = std::make_shared<JobAttributes>();
+    all->decide("layout.json", changed);
+    return Agreed<AttributesInForce>{{std::move(all)}, 1};
+  };
+  KnownJob known;
+  known.set_attributes(with_mode(0600));
+  known.note_refused_save("layout.json", "unknown key 'mine'");
+  known.set_attributes(with_mode(0400));
+  EXPECT_THAT(known.last_error->what, HasSubstr("mine"));
+  known.set_attributes(with_mode(0640));
+  EXPECT_THAT(known.last_error->what, Not(HasSubstr("mine")));
+  known.note_refused_save("rules.json", "unknown key 'ours'");
+  known.set_attributes(with_mode(0644));
+  EXPECT_THAT(known.last_error->what, HasSubstr("ours"));
+}
 
 /// One for himself and one for all: whichever stays has its own mode.
 TEST_F(JobTextsTest, TwoAtTheSameMomentDoNotGetEachOthersMode) {
