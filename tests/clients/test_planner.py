@@ -218,6 +218,10 @@ class Planner(unittest.TestCase):
 
     def test_interrupted_it_prints_what_it_has(self):
         self.imported()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            self.check_interrupted(name)
+
+    def check_interrupted(self, name):
         jobs = self.jobs(*({"name": f"job-{i}", "model": "bert", "samples": 1e6 + 1e5 * i} for i in range(12)))
         with subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "spase", "plan", jobs, "--time", "600", "--json"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as search:
@@ -225,7 +229,7 @@ class Planner(unittest.TestCase):
             while "SigCgt:\t0000000000000000" in self.read(f"/proc/{search.pid}/status") and time.monotonic() < deadline:
                 time.sleep(0.05)
             time.sleep(0.5)
-            search.send_signal(signal.SIGINT)
+            search.send_signal(name)
             told, said = search.communicate(timeout=60)
         self.assertEqual((search.returncode, said), (130, "ptc: interrupted: this is the best so far\n"))
         self.assertEqual(len(json.loads(told)["tasks"]), 12)

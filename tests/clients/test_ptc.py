@@ -278,6 +278,8 @@ class Ptc(mount.TestCase):
             found = models.read_safetensors(self.temporary(f"ranks/rank/{rank}/model.safetensors"))
             held = model.rank_tensors(2, 2, rank % 2, rank // 2)
             self.assertEqual(found, {t.name: t for t in held})
+        models.write_file(self.temporary("plain"), "")
+        self.assertEqual(os.stat(self.temporary("ranks/layout.json")).st_mode, os.stat(self.temporary("plain")).st_mode)
         self.mount.ptc("import", "again", self.temporary("ranks"))  # a new job, in the layout that lies there
         self.assertEqual({key: mount.read_json(self.mount.path + "/again/layout.json")[key] for key in ("tp", "pp", "dp")},
                          {"tp": 2, "pp": 2, "dp": 1})

@@ -1,5 +1,4 @@
 // ptc export: copies a checkpoint out of the mount, in any of its shapes.
-#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/output_file.h"
 #include "tools/ptc/staged_dir.h"
 #include "tools/ptc/text.h"
 
@@ -110,7 +110,8 @@ Result<> write_layout(const ExportOptions& options, const std::string& directory
   if (options.layout.empty() || options.rank) return ok();
   auto layout = layout_of_name(options.layout);
   if (!layout) return ok();
-  return write_file_atomically(AT_FDCWD, directory + "/layout.json", pretty_json(layout.value()));
+  PTC_TRY(const OutputFile file, OutputFile::at(directory + "/layout.json", {}));
+  return file.write(pretty_json(layout.value()));
 }
 
 /// What hf/ is without. Optimizer state is expected to be missing there, tensors of names that

@@ -13,13 +13,19 @@ namespace ptc::cli {
 
 inline std::atomic<bool> interrupted = false;
 
-/// While it lives, a signal that would end the program sets `interrupted`.
+/// While it lives, a signal that would end the program sets `interrupted`; one that is ignored (by
+/// nohup) stays so. kFirst: of each kind only the first, and the next one ends the program.
 class Interruptions {
  public:
-  Interruptions() {
+  enum Which { kAll, kFirst };
+  explicit Interruptions(Which which = kAll) {
     struct sigaction note {};
     note.sa_handler = [](int) { interrupted = true; };
-    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &note, &before_[i]);
+    note.sa_flags = which == kFirst ? static_cast<int>(SA_RESETHAND) : 0;
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler != SIG_IGN) ::sigaction(kSignals[i], &note, nullptr);
+    }
   }
   Interruptions(const Interruptions&) = delete;
   ~Interruptions() {

@@ -3,11 +3,9 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <boost/json/object.hpp>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <optional>
 
@@ -17,6 +15,7 @@
 #include "tools/planner/spase/gantt.h"
 #include "tools/planner/spase/solver.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/interruptions.h"
 #include "tools/ptc/output_file.h"
 #include "tools/ptc/text.h"
 
@@ -95,28 +94,6 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   fmt::print(out, "{}", beside.to_string(0, width));
 }
 
-std::atomic<bool> interrupted{false};
-
-/// While it lives, the first SIGINT ends the search, and a second one the program, as ever. Where
-/// it is ignored, it stays so.
-class Interruptible {
- public:
-  Interruptible() {
-    ::sigaction(SIGINT, nullptr, &before_);
-    if (before_.sa_handler == SIG_IGN) return;
-    struct sigaction action {};
-    action.sa_handler = [](int) { interrupted = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    ::sigaction(SIGINT, &action, nullptr);
-  }
-  ~Interruptible() { ::sigaction(SIGINT, &before_, nullptr); }
-  Interruptible(const Interruptible&) = delete;
-  Interruptible& operator=(const Interruptible&) = delete;
-
- private:
-  struct sigaction before_ {};
-};
-
 /// A line on a terminal that says what takes its time; it goes when that is over.
 class Waiting {
  public:
@@ -144,7 +121,7 @@ Result<int> run_plan(const SpaseOptions& options) {
   const bool is_only_picture = picture && picture->is_standard_output();
   if (is_only_picture && options.as_json)
     return invalid_argument("--json and --svg {} both write to standard output", *options.svg);
-  const Interruptible interruptible;
+  const Interruptions noted(Interruptions::kFirst);
   std::vector<planner::Baseline> others;
   std::optional<planner::Instance> instance;
   planner::SolverOptions how;
