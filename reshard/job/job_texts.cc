@@ -338,9 +338,7 @@ void Job::note_refused_save(const std::string& file, const std::string& why) {
 }
 
 void Job::conceal_refused_save(const std::string& file, const std::string& why) {
-  impl_->knowledge.update([&](KnownJob& known) {
-    if (known.tells_of_refused_save(file)) known.note_refused_save(file, why);
-  });
+  impl_->knowledge.update([&](KnownJob& known) { known.conceal_refused_save(file, why); });
 }
 
 void Job::forget_refused_save(const std::string& file) {

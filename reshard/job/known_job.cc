@@ -156,15 +156,16 @@ void KnownJob::forget_refused_save(const std::string& file) {
   if (file == "layout.json") layout_error.reset();
 }
 
-bool KnownJob::tells_of_refused_save(const std::string& file) const {
-  return (last_error && last_error->what.starts_with(file + " refused: ")) ||
-         (file == "layout.json" && layout_error);
-}
-
 void KnownJob::set_attributes(Agreed<AttributesInForce> now) {
   for (const std::string& text : now.all->opened_since(*attributes.all))
-    if (tells_of_refused_save(text)) note_refused_save(text, kNotToldToAll);
+    conceal_refused_save(text, kNotToldToAll);
   attributes = std::move(now);
+}
+
+void KnownJob::conceal_refused_save(const std::string& file, const std::string& why) {
+  const std::string about = file + " refused: ";
+  if (last_error && last_error->what.starts_with(about)) last_error->what = about + why;
+  if (file == "layout.json" && layout_error) layout_error->what = about + why;
 }
 
 void KnownJob::set_last_plan(PlanRef plan, int64_t decided) {

@@ -127,7 +127,8 @@ struct KnownJob {
   /// refused after it.
   void note_refused_save(const std::string& file, const std::string& why);
   void forget_refused_save(const std::string& file);
-  bool tells_of_refused_save(const std::string& file) const;
+  /// Where it tells of that, it says `why` instead.
+  void conceal_refused_save(const std::string& file, const std::string& why);
   /// What was refused of a text that they open to others is not told any more.
   void set_attributes(Agreed<AttributesInForce> now);
   void set_last_plan(PlanRef plan, int64_t decided);

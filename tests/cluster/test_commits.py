@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -336,6 +337,27 @@ class Commits(TestCase):
         self.assertEqual(mount.read_text(there), "of base")
         # Nothing is said any more of what was committed.
         cluster.until(lambda: f"/{self.name}/base/" not in self.nodes.etcdctl("get", "--prefix", "--keys-only", ""), "it is forgotten")
+
+    def test_who_saves_anew_goes_without_what_a_dead_node_had_of_it(self):
+        """A node dies in the middle of a save, and the job goes on without it, from an earlier step."""
+        try:
+            sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/python"))
+            import ptc  # its numpy may be missing
+        except ImportError as error:
+            self.skipTest(str(error))
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        models.Llama(46).write_ranks(self.job(0).incoming("step100"), 1, 1)
+        models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of the attempt that died")
+        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        self.job(0).set_layout(dp=1)
+        cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
+        job = ptc.Job(self.job(0).path)
+        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        job.rename_into_checkpoints("step100")
+        self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
 
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
