@@ -106,7 +106,8 @@ bool unmount_by_helper(const std::string& mount_point, bool lazy) {
 
 bool is_in_path(const char* program) {
   const char* path = std::getenv("PATH");
-  std::istringstream directories(path != nullptr ? path : "/usr/bin:/bin");
+  // libfuse looks in /usr/bin first.
+  std::istringstream directories(fmt::format("/usr/bin:{}", path != nullptr ? path : "/bin"));
   for (std::string directory; std::getline(directories, directory, ':');)
     if (::access((directory + "/" + program).c_str(), X_OK) == 0) return true;
   return false;

@@ -10,6 +10,7 @@ import threading
 import time
 import xml.etree.ElementTree
 
+import make_llama
 import models
 import mount
 
@@ -489,6 +490,24 @@ class Ptc(mount.TestCase):
         self.assertIn("etp·ep·dp·cp = 3 ranks, which tp = 2 does not divide", refused.stderr)
         done = self.mount.ptc("layout", job.name, "set", "--etp", 0, "--dp", 1, "--wait")
         self.assertIn("tp2-pp1-dp1 in force", done.stdout)
+
+    def test_a_change_that_is_not_waited_for_any_more_goes_on(self):
+        job = mount.Job(self.mount, "impatient")
+        make_llama.write_model(self.temporary("model"), "68m", seed=1)
+        self.mount.ptc("import", job.name, self.temporary("model"))
+        said = ""
+        for tp in (2, 4, 8, 4, 2) * 4:
+            process = subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set",
+                                        "--tp", str(tp), "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            while process.poll() is None:
+                if job.status()["state"] == "resharding":
+                    process.send_signal(signal.SIGINT)
+                    break
+            said = process.communicate(timeout=60)[1]
+            self.assertEqual(job.wait()["layout"], f"tp{tp}-pp1-dp1")
+            if process.returncode == -signal.SIGINT and "was being saved" not in said:
+                break
+        self.assertIn(f"ptc: interrupted: the change of {job.name} to tp{tp}-pp1-dp1 goes on; ptc wait {job.name}", said)
 
     def test_names_of_layouts(self):
         """A name says all but lists, and is read as a path before anybody had the layout; there is one."""

@@ -88,7 +88,8 @@ class Space(mount.TestCase):
         for path in (job.incoming("three"), job.incoming("three") + "/rank"):
             os.utime(path, (1e9, 1e9))
         refused = self.mount.ptc("import", f"{job.name}/four", self.temporary("model"), check=False)
-        self.assertRegex(refused.stderr, f"left in incoming/, if nobody wants it:\n  rm -r {job.incoming('three')}   # .* MiB, not committed")
+        self.assertRegex(refused.stderr, "left in incoming/, if nobody wants it:\n"
+                         f"  rm -r {job.incoming('three')}   # .* MiB, not committed")
         self.mount.stop(kill=True)
         self.mount.start()
         self.assertLess(self.free(), 1 << 20)

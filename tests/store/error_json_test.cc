@@ -16,6 +16,7 @@
 #include "small_stack.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/json_problem.h"
 #include "store/base/size_text.h"
 #include "store/base/utf8.h"
 #include "store/base/walk_tree.h"
@@ -116,6 +117,14 @@ TEST(Json, FindsPlaces) {
   EXPECT_EQ(json_place(text, {"rules", "1", "none"}), "line 3, column 3");
   EXPECT_EQ(json_place(text, {"rules", "5"}), "line 2, column 11");
   EXPECT_EQ(json_place(text, {"x", "1", "deeper"}), "line 1, column 11");
+}
+
+TEST(Json, TakesPlacesOffMessages) {
+  EXPECT_EQ(without_json_place("line 1, column 31: tp = 3: it does not fit"),
+            "tp = 3: it does not fit");
+  for (const char* other :
+       {"", "line 1", "line 1, column 2", "line 1, column 2 (tp): no", "lines: 2"})
+    EXPECT_EQ(without_json_place(other), other);
 }
 
 TEST(Json, ReadsUnsignedNumbers) {

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -392,9 +393,8 @@ void end_commit(IncomingDir& staging, const std::string& own) {
 }
 
 /// A rename waits for a moment only (EAGAIN); what takes longer goes on, and the same rename again
-/// completes it.
+/// completes it. Signals are noted.
 Result<> commit(const Target& target, IncomingDir& staging, const ImportOptions& options) {
-  const Interruptions noted;  // else it would stay under a name that nobody knows
   if (auto taken = staging.begin_commit(); !taken)
     return staging.is_at_its_name() ? taken : taken_meanwhile(target, staging);
   const std::string own = staging.path();
@@ -497,10 +497,9 @@ Error with_advice(const Target& target, Error error) {
                value);
 }
 
-/// Copies it all; kCancelled: somebody ended it, and what was copied is gone.
+/// Copies it all; signals are noted. kCancelled: somebody ended it, and what was copied is gone.
 Result<> copy_in(const Target& target, const CopyList& list, IncomingDir& staging, NewJob& job,
                  Progress& progress) {
-  const Interruptions noted;
   const auto say = [&] {
     return fmt::format("{} was not imported: interrupted; what was copied is removed",
                        target.name());
@@ -531,6 +530,8 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   PTC_TRY(refuse_special_files(list, options.directory));
 
   PTC_TRY(const bool is_new, make_job(target));
+  // Until it is committed, or it would stay there half, or under a name that nobody knows.
+  std::optional<Interruptions> noted(std::in_place);
   NewJob job(target, is_new);
   PTC_TRY(auto staging, prepare(target, options));
   Progress progress("importing " + target.name(), list.bytes);
@@ -548,6 +549,7 @@ Result<int> run_import(const Context& context, const ImportOptions& options) {
   double copy_seconds = progress.seconds();
   Progress commit_time("");
   PTC_TRY(commit(target, staging, options));
+  noted.reset();
   double commit_seconds = commit_time.seconds();
   if (options.move) remove_sources(list);
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <deque>
 #include <string>
 #include <utility>
 
@@ -37,26 +38,30 @@ class Interruptions {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-/// While it lives, a signal that ends the program says this before.
+/// While it lives, a signal that ends the program says something before.
 class LastWords {
  public:
   explicit LastWords(std::string words) {
-    words_ = std::move(words);
-    struct sigaction say {};
-    say.sa_handler = [](int signal) {
-      (void)!::write(2, words_.data(), words_.size());
+    say(std::move(words));
+    struct sigaction note {};
+    note.sa_handler = [](int signal) {
+      const std::string& text = *words_.load();
+      (void)!::write(2, text.data(), text.size());
       ::raise(signal);
     };
-    say.sa_flags = static_cast<int>(SA_RESETHAND);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &say, nullptr);
+    note.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &note, nullptr);
   }
   LastWords(const LastWords&) = delete;
   ~LastWords() {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
   }
+  /// From now on this.
+  void say(std::string words) { words_ = &all_.emplace_back(std::move(words)); }
 
  private:
-  static inline std::string words_;
+  static inline std::atomic<const std::string*> words_;
+  std::deque<std::string> all_;  // none moves
 };
 
 }  // namespace ptc::cli

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 
 #include "store/base/file.h"
 #include "store/base/shell_word.h"
@@ -38,13 +39,20 @@ Result<> save_layout(const Target& target, const std::string& text) {
   return make_error(refused ? Code::kInvalidArgument : Code::kUnavailable, "{}", why.text(reason));
 }
 
-Result<int> report_saved(const Target& target, bool wait) {
+std::string while_saving(const Target& target) {
+  return fmt::format(
+      "\nptc: interrupted while layout.json was being saved: ptc status {} says which layout is "
+      "wanted now\n",
+      shell_word(target.job));
+}
+
+Result<int> report_saved(const Target& target, bool wait, LastWords& last_words) {
   PTC_TRY(auto status, read_status(target));
   if (wait) {
-    const LastWords interrupted(
-        fmt::format("\nptc: interrupted: the change of {} to {} goes on; ptc wait {} shows when it "
-                    "is in force\n",
-                    target.job, status.wanted, shell_word(target.job)));
+    last_words.say(fmt::format(
+        "\nptc: interrupted: the change of {} to {} goes on; ptc wait {} shows when it is in "
+        "force\n",
+        target.job, status.wanted, shell_word(target.job)));
     PTC_TRY(status, wait_until_settled(target, 0));
     fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
     return status.state == "failed" ? kFailed : kDone;
@@ -79,10 +87,11 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
   std::vector<std::string> notes;
   auto text = pretty_json(edited_layout(std::move(layout), edit, notes));
   for (const std::string& note : notes) fmt::print(stderr, "ptc: {}\n", note);
+  LastWords last_words(while_saving(target));
   auto saved = save_layout(target, text);
   if (!saved && saved.error().code() == Code::kInvalidArgument) return refused(saved.error());
   PTC_TRY(std::move(saved));
-  return report_saved(target, wait);
+  return report_saved(target, wait, last_words);
 }
 
 /// A file of its own in $TMPDIR that goes with this object.
@@ -152,8 +161,10 @@ Result<int> run_edit(const Context& context, const std::string& job, bool wait) 
       fmt::print("{}: layout.json unchanged\n", target.job);
       return kDone;
     }
+    std::optional<LastWords> last_words(while_saving(target));
     auto saved = save_layout(target, edited);
-    if (saved) return report_saved(target, wait);
+    if (saved) return report_saved(target, wait, *last_words);
+    last_words.reset();
     if (saved.error().code() != Code::kInvalidArgument) return std::move(saved).error();
     refused(saved.error());
     if (!is_live_terminal(0) || !ask_to_edit_again()) return kFailed;
