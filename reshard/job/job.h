@@ -34,6 +34,12 @@ namespace ptc {
 class Pace;
 
 /// What a job needs from its surroundings. All outlive it.
+/// This node's store, as it began.
+struct OwnStore {
+  std::string id;              // empty: of one that is alone
+  std::set<std::string> lost;  // keys by which a former store of this node said what it had staged
+};
+
 struct JobServices {
   MetaClient* meta;
   ImageStore* images;
@@ -50,9 +56,9 @@ struct JobServices {
   /// Waits, two seconds at most, until what others decided and who came or went by now is taken
   /// over; false: it was already.
   std::function<bool()> catch_up = [] { return false; };
-  PieceSizes pieces = {};      // of files that nodes give each other
-  bool reads_damaged = false;  // also what is known to be wrong
-  std::string store_id = {};   // empty: of a store that is alone
+  PieceSizes pieces = {};                          // of files that nodes give each other
+  bool reads_damaged = false;                      // also what is known to be wrong
+  std::shared_ptr<const OwnStore> own_store = {};  // null: nothing is known of it
 };
 
 /// Why a save was refused, once others may read the text who could not then.

@@ -15,6 +15,7 @@ constexpr auto kSayAgain = std::chrono::seconds(1);  // where the agreement does
 constexpr auto kSaidFor = std::chrono::seconds(10);  // what is written meanwhile is not said again
 constexpr auto kLookAgain = std::chrono::seconds(10);  // whether a directory is there still
 constexpr size_t kMostStaged = 4096;
+constexpr std::string_view kStaged = "staged/";
 
 /// 0: there is no such directory.
 ino_t directory_at(const std::string& path) {
@@ -34,7 +35,7 @@ Error lost_with_its_store(const std::string& node, const std::string& incoming) 
 }
 
 std::string StagedParts::prefix_of(std::string_view job) {
-  return "staged/" + std::string(job) + "/";
+  return std::string(kStaged) + std::string(job) + "/";
 }
 
 Result<> StagedParts::add_keys(MetaClient& meta, std::string_view job,
@@ -42,6 +43,22 @@ Result<> StagedParts::add_keys(MetaClient& meta, std::string_view job,
   PTC_TRY(const auto entries, meta.list(prefix_of(job)));
   for (const MetaEntry& entry : entries) keys.push_back(entry.key);
   return ok();
+}
+
+Result<std::shared_ptr<const OwnStore>> StagedParts::own_store(MetaClient& meta,
+                                                               const Cluster& cluster,
+                                                               const std::string& id) {
+  auto own = std::make_shared<OwnStore>(OwnStore{id, {}});
+  if (cluster.shares_bytes() && !id.empty()) {
+    PTC_TRY(const auto entries, meta.list(kStaged));
+    for (const MetaEntry& entry : entries) {
+      const size_t space = entry.value.find(' ');
+      if (entry.key.ends_with("/" + cluster.self()) && space != std::string::npos &&
+          entry.value.substr(space + 1) != id)
+        own->lost.insert(entry.key);
+    }
+  }
+  return std::shared_ptr<const OwnStore>(std::move(own));
 }
 
 std::string StagedParts::key_of(std::string_view incoming) const {
@@ -98,14 +115,16 @@ Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) c
 }
 
 Result<bool> StagedParts::was_lost(std::string_view incoming) const {
-  if (!says()) return false;
-  PTC_TRY(const auto said, place_.services.meta->get(key_of(incoming)));
-  // Said by this store: it has been removed just now.
-  return said && is_of_this_job(said->value) && said->value != value();
+  const std::string key = key_of(incoming);
+  const OwnStore* own = place_.services.own_store.get();
+  if (own == nullptr || !own->lost.contains(key)) return false;
+  PTC_TRY(const auto said, place_.services.meta->get(key));
+  return said && is_of_this_job(said->value) && said->value != value();  // it stands still
 }
 
 std::string StagedParts::value() const {
-  return place_.services.store_id.empty() ? place_.id : place_.id + " " + place_.services.store_id;
+  const OwnStore* own = place_.services.own_store.get();
+  return own == nullptr || own->id.empty() ? place_.id : place_.id + " " + own->id;
 }
 
 bool StagedParts::is_of_this_job(std::string_view value) const {

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <stop_token>
@@ -48,6 +49,9 @@ class StagedParts {
   /// It was committed, at this revision: what all had said by then goes.
   void committed(const std::string& incoming, int64_t revision);
 
+  /// Of the store with this id, when it is opened.
+  static Result<std::shared_ptr<const OwnStore>> own_store(MetaClient& meta, const Cluster& cluster,
+                                                           const std::string& id);
   /// The keys of a job of this name, for who removes it.
   static Result<> add_keys(MetaClient& meta, std::string_view job, std::vector<std::string>& keys);
 

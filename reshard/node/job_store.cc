@@ -86,6 +86,7 @@ struct JobStore::Impl {
   bool reads_damaged = false;
   JobTable jobs;
   std::unique_ptr<StoreContents> contents;
+  std::shared_ptr<const OwnStore> own_store;
 
   JobServices services() {
     return {meta,
@@ -103,7 +104,7 @@ struct JobStore::Impl {
             [this] { return follower->catch_up(); },
             pieces,
             reads_damaged,
-            contents->store_id()};
+            own_store};
   }
   JobRef make_job(const std::string& name, const std::string& id) {
     return JobRef(new Job(name, id, contents->job_dir(name), services(), listener));
@@ -249,6 +250,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
 
   StoreContents& contents =
       *(impl->contents = std::make_unique<StoreContents>(impl->directory, *impl->images));
+  PTC_TRY(impl->own_store,
+          StagedParts::own_store(*impl->meta, *impl->cluster, contents.store_id()));
   impl->follower = follower();
 
   PTC_TRY(auto entries, impl->meta->list("jobs/"));
@@ -789,7 +792,6 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
 JobRef JobStore::find(std::string_view name) const { return impl_->jobs.find(name); }
 std::vector<JobRef> JobStore::jobs() const { return impl_->jobs.list(); }
 size_t JobStore::job_count() const { return impl_->jobs.count(); }
-
 const std::string& JobStore::node() const { return impl_->node; }
 std::vector<std::string> JobStore::nodes() const { return impl_->cluster->alive(); }
 ImageStore& JobStore::images() { return *impl_->images; }

@@ -33,7 +33,7 @@ class StagedPartsTest : public ::testing::Test {
     place_.dir = dir_.path().string();
     place_.services.meta = &cluster_.meta();
     place_.services.cluster = &cluster_.as_seen_by(1);
-    place_.services.store_id = "a store";
+    place_.services.own_store = own_store();
     fs::create_directories(place_.incoming_dir());
     make_job(place_.id);
   }
@@ -43,6 +43,9 @@ class StagedPartsTest : public ::testing::Test {
     EXPECT_TRUE(cluster_.meta().commit(std::move(creates).transaction()).has_value());
   }
   void end_job() { EXPECT_TRUE(cluster_.meta().commit({.deletes = {"jobs/job"}}).has_value()); }
+  std::shared_ptr<const OwnStore> own_store() {
+    return StagedParts::own_store(cluster_.meta(), cluster_.as_seen_by(1), "store").value();
+  }
   int64_t put(const std::string& key, const std::string& value) {
     return cluster_.meta().commit({.puts = {{key, value}}}).value();
   }
@@ -126,13 +129,17 @@ TEST_F(StagedPartsTest, OfWhatIsGoneByTheEndNothingIsSaid) {
 }
 
 TEST_F(StagedPartsTest, WhatAFormerStoreHadIsLost) {
-  EXPECT_FALSE(staged_.was_lost("base").value());
-  put("staged/job/base/w1", place_.id + " a store");
-  EXPECT_FALSE(staged_.was_lost("base").value());  // it was removed here just now
-  put("staged/job/base/w1", place_.id + " a former store");
-  EXPECT_TRUE(staged_.was_lost("base").value());
-  put("staged/job/base/w1", "another-id a former store");
-  EXPECT_FALSE(staged_.was_lost("base").value());
+  put("staged/job/base/w1", place_.id + " store");
+  put("staged/job/other/w1", place_.id + " former");
+  put("staged/job/next/w1", "another-id former");
+  put("staged/job/base/w0", place_.id + " former");
+  place_.services.own_store = own_store();
+  EXPECT_FALSE(staged_.was_lost("base").value());  // it was removed here
+  EXPECT_TRUE(staged_.was_lost("other").value());
+  EXPECT_FALSE(staged_.was_lost("next").value());
+  EXPECT_FALSE(staged_.was_lost("another").value());
+  put("staged/job/other/w1", place_.id + " store");  // and was written again
+  EXPECT_FALSE(staged_.was_lost("other").value());
 }
 
 TEST_F(StagedPartsTest, NothingIsSaidOfAJobThatIsGone) {
