@@ -4,6 +4,7 @@
 #include <map>
 
 #include "reshard/ptc/model_bind.h"
+#include "reshard/ptc/tp_sizes.h"
 #include "store/tensor/strided_copy.h"
 
 namespace ptc {
@@ -294,11 +295,20 @@ Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uin
     return ok();
   }
   const uint64_t weight_extent = tensors_[bound.follows].shape[axis];
-  PTC_TRY(AxisSlice slice, tp_slice(bound.follows, weight_extent, rank, ranks));
-  if (tensors_[tensor].shape[axis] != weight_extent) {
-    PTC_TRY(slice, slice_of_blocks(slice, weight_extent, rules_->scales()->block));
+  const bool blocks = tensors_[tensor].shape[axis] != weight_extent;
+  const auto slice_of = [&](uint32_t one, uint32_t of) -> Result<AxisSlice> {
+    PTC_TRY(AxisSlice slice, tp_slice(bound.follows, weight_extent, one, of));
+    if (!blocks) return slice;
+    return slice_of_blocks(slice, weight_extent, rules_->scales()->block);
+  };
+  const auto slice = slice_of(rank, ranks);
+  if (slice.has_error()) {
+    // What is wrong with the weight itself is said of it.
+    if (!tp_slice(bound.follows, weight_extent, rank, ranks)) return Error(slice.error());
+    const auto fits = [&](uint32_t one, uint32_t of) { return slice_of(one, of).has_value(); };
+    return invalid_argument("{}; {}", slice.error().message(), tp_that_fits(fits));
   }
-  cut_axis(part, axis, slice);
+  cut_axis(part, axis, slice.value());
   return ok();
 }
 

@@ -169,7 +169,19 @@ TEST(Model, ScalesAreCutWithTheirWeights) {
   // Queries have 4 heads of 192 rows, 1.5 blocks each.
   EXPECT_THAT(check_error(model, sizes({.tp = 4})),
               HasSubstr("model.layers.0.self_attn.q_b_proj.weight_scale_inv: its weight is cut at "
-                        "[0:192], off the grid of blocks of 128"));
+                        "[0:192], off the grid of blocks of 128; tp = 2 would do"));
+  // Five blocks of outputs, and two in each expert that is stacked.
+  const std::string up = "model.layers.0.mlp.up_proj.weight", suffix = "_scale_inv";
+  const auto of_rows = [&](int64_t rows) {
+    return bind(RuleSet::builtin("llama").value(),
+                {tensor(up, {rows, 128}), tensor(up + suffix, {(rows + 127) / 128, 1})});
+  };
+  EXPECT_EQ(check_error(of_rows(640), sizes({.tp = 5})), "accepted");
+  EXPECT_EQ(check_error(of_rows(640), sizes({.tp = 2})),
+            up + suffix +
+                ": its weight is cut at [0:320], off the grid of blocks of 128; tp = 5 would do");
+  EXPECT_THAT(check_error(of_rows(1536), sizes({.tp = 8})), HasSubstr("tp = 2, 3, 4, 6, 12 would"));
+  EXPECT_THAT(check_error(of_rows(200), sizes({.tp = 2})), HasSubstr("; no tp but 1 would do"));
 }
 
 TensorInfo words(std::string name, Shape shape) {
