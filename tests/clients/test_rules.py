@@ -265,6 +265,21 @@ class Explained(mount.TestCase):
         self.assertEqual((known["extends"], known["rules"]), ("gpt2", []))
         self.assertIn("all names", said)
 
+    def test_what_a_refusal_says_can_be_done(self):
+        model = models.Llama()
+        model.tensors.append(models.Tensor("model.layers.0.odd.up_proj.weight", "F32", (8, 4), bytes(128)))
+        job = self.job_of(model)
+        self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")
+        said = job.error()
+        self.assertIn('then the layout with "rules": "rules.json" (ptc layout JOB set --rules rules.json)', said)
+        guess = json.loads(said[said.index("a guess: ") + len("a guess: "):])
+        self.assertEqual(guess["rules"][0]["cut"], {"axis": 0})
+        models.write_file(job.file("rules.json"), json.dumps(guess))
+        self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")  # that alone changes nothing
+        self.mount.ptc("layout", job.name, "set", "--tp", "2", "--rules", "rules.json")
+        job.wait()
+        self.assertTrue(job.status()["layout"].startswith("tp2-pp1-dp1-rules_"))
+
     def test_a_type_that_is_not_known_is_cut_by_names_that_are(self):
         model = models.Llama()
         model.config = {**model.config, "model_type": "brand_new"}

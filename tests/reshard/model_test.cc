@@ -351,11 +351,49 @@ TEST(Model, UncoveredTensorsAreNamed) {
       RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}), tensor("d", {2})});
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
-            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
-            "rules.json a rule for them (\"ptc rules suggest\" prints one to begin with), or keep "
-            "tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"");
+            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): save a "
+            "rules.json with a rule for them, then the layout with \"rules\": \"rules.json\" (ptc "
+            "layout JOB set --rules rules.json), or keep tp, pp and ep at 1 and 'optimizer' at "
+            "\"replicated\" or \"fsdp\"; by their names, a guess: {\"format\": \"ptc-rules/1\", "
+            "\"rules\": [{\"names\":[\"a\",\"b\",\"c\",\"d\"],\"stage\":\"all\",\"description\":"
+            "\"guess: whole on each rank; on all stages\"}]}");
   EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
   EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
+}
+
+/// The guess that a refusal ends with.
+std::string guess_in(const std::string& error) {
+  const size_t at = error.find("a guess: ");
+  return at == error.npos ? error : error.substr(at + 9);
+}
+
+TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
+  const std::string layer = "model.layers.0.", odd = layer + "odd.up_proj.";
+  const std::vector<TensorInfo> tensors = {
+      tensor(layer + "mlp.up_proj.weight", {8, 4}), tensor(odd + "weight", {8, 4}),
+      tensor("model.layers.1.odd.up_proj.weight", {8, 4}), tensor(odd + "bias", {8}),
+      tensor(layer + "odd.table", {3, 3})};
+  const std::string error =
+      check_error(bind(RuleSet::builtin("llama").value(), tensors), sizes({.tp = 2}));
+  EXPECT_EQ(
+      guess_in(error),
+      R"({"format": "ptc-rules/1", "extends": "llama", "rules": [{"names":)"
+      R"(["model.layers.{layer}.odd.up_proj.weight","model.layers.{layer}.odd.up_proj.bias"],)"
+      R"("cut":{"axis":0},"description":"guess: its outputs are cut, as names like these )"
+      R"(usually mean"},{"names":["model.layers.{layer}.odd.table"],"description":"guess: )"
+      R"(whole on each rank"}]})");
+  const Model mended = bind(RuleSet::parse(guess_in(error)).value(), tensors);
+  EXPECT_EQ(check_error(mended, sizes({.tp = 2})), "accepted");
+  EXPECT_EQ(part_of_rank(mended, odd + "bias", sizes({.tp = 2}), {.tp = 1})->local_shape,
+            (Shape{4}));
+  // To rules of the job's own it is to be added.
+  const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "mine", "rules": []})");
+  EXPECT_THAT(guess_in(check_error(bind(own.value(), {tensor("odd", {2})}), sizes({.tp = 2}))),
+              ::testing::StartsWith("\"rules\": [{\"names\":[\"odd\"]"));
+  std::vector<TensorInfo> many;
+  for (int i = 0; i < 50; ++i) many.push_back(tensor(fmt::format("a.tensor_{}", i), {2, 2}));
+  EXPECT_THAT(check_error(bind(RuleSet::none(), many), sizes({.tp = 2})),
+              HasSubstr("\"ptc rules suggest\" prints a rules.json to begin with"));
 }
 
 TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
@@ -364,9 +402,10 @@ TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
   EXPECT_EQ(check_error(model, sizes({.tp = 1, .pp = 1, .ep = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.self_attn.k_proj.weight: the number of key-value heads is not known: "
-            "put the model's config.json into rank/0 of the checkpoint, or {\"format\": "
-            "\"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}} into "
-            "rules.json");
+            "put the model's config.json into rank/0 of the checkpoint, or save a rules.json with "
+            "{\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}}, "
+            "then the layout with \"rules\": \"rules.json\" (ptc layout JOB set --rules "
+            "rules.json)");
 }
 
 TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
@@ -376,7 +415,8 @@ TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
   EXPECT_EQ(
       check_error(model, sizes({.tp = 2})),
       "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
-      "\"facts\": {\"parts\": …} into rules.json");
+      "save a rules.json with \"facts\": {\"parts\": …}, then the layout with \"rules\": "
+      "\"rules.json\" (ptc layout JOB set --rules rules.json)");
 }
 
 TEST(Model, RulesMustFitTheShape) {

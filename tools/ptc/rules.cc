@@ -7,19 +7,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "reshard/ptc/builtin_rules.h"
 #include "reshard/ptc/cut_report.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/rule_set.h"
+#include "reshard/ptc/suggested_rules.h"
 #include "store/base/file.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/model_directory.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/suggested_rules.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -206,7 +208,15 @@ Result<int> check_model(const Context& context, const RulesOptions& options) {
 
 Result<int> run_suggest(const Context& context, const RulesOptions& options) {
   PTC_TRY(auto report, report_of(context, options));
-  const SuggestedRules suggested = suggested_rules(report.second);
+  std::vector<NamedAxes> parameters;
+  for (const json::value& value : array_field(report.second, "tensors")) {
+    if (!value.is_object()) continue;
+    const json::object& tensor = value.get_object();
+    // What follows a parameter has its rule.
+    if (text_field(tensor, "how").starts_with("follows ")) continue;
+    parameters.push_back({text_field(tensor, "names"), array_field(tensor, "shape").size()});
+  }
+  const SuggestedRules suggested = suggested_rules(parameters);
   fmt::print("{}", pretty_json(suggested.text));
   if (suggested.guesses == 0) {
     fmt::print(stderr,
@@ -262,7 +272,8 @@ void add_rules(CLI::App& app, Context& context) {
       "It extends the set of rules that knows most of its names. What that does not\n"
       "know is guessed, and marked so: by how parameters are usually called, else whole\n"
       "on each rank. Of a model that is imported already the rules stay as they are:\n"
-      "save these as the job's rules.json, and commit it again.\n"
+      "save these as the job's rules.json, then\n"
+      "\"ptc layout JOB set --rules rules.json\".\n"
       "\nExample:\n  ptc rules suggest ./model > rules.json\n"
       "  ptc rules check ./model --rules rules.json");
   for (CLI::App* sub : {list, show, check, suggest}) sub->fallthrough();
