@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "reshard/ptc/model_facts.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc {
@@ -394,6 +395,63 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
   for (int i = 0; i < 50; ++i) many.push_back(tensor(fmt::format("a.tensor_{}", i), {2, 2}));
   EXPECT_THAT(check_error(bind(RuleSet::none(), many), sizes({.tp = 2})),
               HasSubstr("\"ptc rules suggest\" prints a rules.json to begin with"));
+}
+
+TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
+  const auto fact_error = [](const Model& model, ParallelConfig config) {
+    EXPECT_EQ(check_error(model, sizes(config)), "accepted");
+    const auto checked = check_facts(model, sizes(config));
+    return checked ? "accepted" : checked.error().message();
+  };
+  const auto llama = RuleSet::builtin("llama").value();
+  constexpr std::string_view config = R"({"num_hidden_layers": 8, "num_attention_heads": 4,
+      "vocab_size": 256})";
+  std::vector<TensorInfo> tensors = {tensor("model.layers.0.mlp.up_proj.weight", {8, 4}),
+                                     tensor("model.layers.2.mlp.up_proj.weight", {8, 4})};
+  const Model fewer = bind(llama, tensors, config);
+  EXPECT_THAT(contradictions(fewer),
+              ElementsAre("config.json says 8 layers, and there are tensors of 3"));
+  EXPECT_EQ(fact_error(fewer, {.tp = 2}), "accepted");
+  EXPECT_EQ(fact_error(fewer, {.pp = 2}),
+            "config.json says 8 layers, and there are tensors of 3: pp = 2 would have stages of "
+            "layers that are not there; commit it with the right config.json, or save a "
+            "rules.json with {\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"facts\": "
+            "{\"layers\": 3}}, then the layout with \"rules\": \"rules.json\" (ptc layout JOB set "
+            "--rules rules.json)");
+  const auto said =
+      RuleSet::parse(R"({"format": "ptc-rules/1", "extends": "llama", "facts": {"layers": 3}})");
+  EXPECT_EQ(fact_error(bind(said.value(), tensors, config), {.pp = 2}), "accepted");
+  // Layers behind those that are counted predict further tokens; adapters may be of a few.
+  tensors.push_back(tensor("model.layers.9.mlp.up_proj.weight", {8, 4}));
+  EXPECT_TRUE(contradictions(bind(llama, tensors, config)).empty());
+  const std::string lora = "base_model.model.model.layers.0.mlp.up_proj.lora_";
+  const Model adapter =
+      bind(llama, {tensor(lora + "A.weight", {2, 4}), tensor(lora + "B.weight", {8, 2})}, config);
+  EXPECT_TRUE(contradictions(adapter).empty());
+
+  const auto rows = [&](int64_t count) {
+    return contradictions(bind(llama, {tensor("model.embed_tokens.weight", {count, 4})}, config));
+  };
+  EXPECT_TRUE(rows(300).empty());  // padding
+  EXPECT_THAT(rows(200), ElementsAre("config.json says a vocabulary of 256, and "
+                                     "model.embed_tokens.weight has 200 rows"));
+
+  const auto experts = [&](uint32_t count) {
+    constexpr std::string_view eight =
+        R"({"num_hidden_layers": 1, "num_attention_heads": 4, "num_local_experts": 8})";
+    std::vector<TensorInfo> made;
+    for (uint32_t expert = 0; expert < count; ++expert)
+      made.push_back(tensor(
+          fmt::format("model.layers.0.block_sparse_moe.experts.{}.w1.weight", expert), {8, 4}));
+    return bind(RuleSet::builtin("mixtral").value(), made, eight);
+  };
+  EXPECT_EQ(fact_error(experts(8), {.ep = 2}), "accepted");
+  EXPECT_EQ(fact_error(experts(6), {.tp = 2}), "accepted");
+  EXPECT_THAT(fact_error(experts(6), {.ep = 2}),
+              AllOf(HasSubstr("config.json says 8 experts, and there are tensors of 6: ep = 2"),
+                    HasSubstr("\"facts\": {\"experts\": 6}")));
+  EXPECT_THAT(contradictions(experts(12)),
+              ElementsAre("config.json says 8 experts, and there are tensors of 12"));
 }
 
 TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
