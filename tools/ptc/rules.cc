@@ -116,6 +116,20 @@ void print_tensor(const json::object& tensor, size_t width) {
     fmt::print("      {}\n", coloured(wrapped(problem, 6, width), Colour::kRed));
 }
 
+/// What config.json says and the tensors do not, and rules that hold for nothing.
+void print_doubts(const json::object& report, size_t width) {
+  for (const std::string& doubt : text_list(array_field(report, "contradictions")))
+    fmt::print("\n{}\n", coloured(wrapped(doubt, 2, width), Colour::kYellow));
+  for (const json::value& value : array_field(report, "unused_rules")) {
+    if (!value.is_object()) continue;
+    const json::object& rule = value.get_object();
+    const std::string text =
+        fmt::format("rule {}: {}", fmt::join(text_list(array_field(rule, "names")), ", "),
+                    text_field(rule, "why"));
+    fmt::print("\n{}\n", coloured(wrapped(printable(text), 2, width), Colour::kYellow));
+  }
+}
+
 void print_report(const std::string& whose, const json::object& report) {
   const size_t width = terminal_width(1);
   fmt::print("{}\n",
@@ -145,6 +159,7 @@ void print_report(const std::string& whose, const json::object& report) {
     fmt::print("\n{}\n", coloured(wrapped(way, 2, width), Colour::kBold));
     for (const json::object* tensor : by_way[way]) print_tensor(*tensor, width);
   }
+  print_doubts(report, width);
 }
 
 int finish_check(const std::string& whose, const json::object& report, bool as_json) {
