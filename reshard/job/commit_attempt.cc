@@ -17,6 +17,7 @@
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
+#include "reshard/ptc/model_facts.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
@@ -660,6 +661,8 @@ void CommitAttempt::finish() {
   spdlog::info("job {}: {} committed as checkpoint {}: {} tensors, {} files, layout {}, {:.3f} s",
                job_.place.name, label_, name_, draft_.manifest.checksums.size(),
                draft_.manifest.files.size(), draft_.manifest.written_spec.name(), seconds.count());
+  for (const std::string& what : contradictions(*draft_.manifest.model))
+    spdlog::warn("job {}: checkpoint {}: {}", job_.place.name, name_, what);
 }
 
 /// Somebody may hold this for a while, and no images with it.

@@ -19,6 +19,7 @@
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
 #include "reshard/move/space.h"
+#include "reshard/ptc/model_facts.h"
 #include "reshard/ptc/rule_set.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
@@ -168,19 +169,24 @@ Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   return ok();
 }
 
+/// The same of a layout that is to be decided. Those that were are read as they always were.
+Result<> check_new_spec(const Model& model, const LayoutSpec& spec) {
+  PTC_TRY(check_spec(model, spec));
+  return check_facts(model, spec);
+}
+
 /// The key of layout.json that keeps `spec` from fitting: with its default the model would fit.
 std::string blamed_key(const Model& model, const LayoutSpec& spec) {
   auto fits_with = [&](auto&& change) {
     LayoutSpec other = spec;
     change(other);
-    return check_spec(model, other).has_value();
+    return check_new_spec(model, other).has_value();
   };
   if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); }))
     return "stages";
   if (spec.vpp > 1 && fits_with([](LayoutSpec& other) { other.vpp = 1, other.stages.clear(); }))
     return "vpp";
-  if (spec.sizes.pp > model.layers() && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; }))
-    return "pp";
+  if (spec.sizes.pp > 1 && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; })) return "pp";
   if (spec.sizes.etp != 0 && fits_with([](LayoutSpec& other) { other.sizes.etp = 0; }))
     return "etp";
   if (fits_with([](LayoutSpec& other) { other.optimizer = OptimizerCut::kReplicated; }))
@@ -224,7 +230,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
     return Error(model.error())
         .with_context(fmt::format("{}: these rules do not fit checkpoint {}",
                                   json_place(text, {"rules"}), newest->name()));
-  Result<> fits = check_spec(*model.value(), wanted.spec);
+  Result<> fits = check_new_spec(*model.value(), wanted.spec);
   if (fits.has_error())
     return std::move(fits).error().with_context(
         fmt::format("{}: layout {} does not fit checkpoint {}",

@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+#include "reshard/ptc/model_facts.h"
+
 namespace ptc {
 namespace {
 
@@ -89,6 +91,57 @@ std::string pattern_of(const Model& model, const Rule& rule, std::string_view na
   return rule.names.front().text();
 }
 
+std::vector<std::string> patterns_of(const Rule& rule) {
+  std::vector<std::string> patterns;
+  for (const NamePattern& pattern : rule.names) patterns.push_back(pattern.text());
+  return patterns;
+}
+
+/// Rules that a family has, by their names: it has them for all its models.
+const std::set<std::vector<std::string>>& rules_of_families() {
+  static const std::set<std::vector<std::string>> all = [] {
+    std::set<std::vector<std::string>> found;
+    for (const std::string& family : RuleSet::builtin_families())
+      if (const auto rules = RuleSet::builtin(family))
+        for (const Rule& rule : rules.value()->rules()) found.insert(patterns_of(rule));
+    return found;
+  }();
+  return all;
+}
+
+/// The rule as written: of one for adapters, of which there are two each, that of the weight.
+size_t written_rule(const RuleSet& rules, const Rule& rule) {
+  const auto position = static_cast<size_t>(&rule - rules.rules().data());
+  const size_t written = rules.written_rules();
+  return position < written ? position : (position - written) / 2;
+}
+
+/// Rules of a job's own that hold for no tensor. `used`: by written rule.
+json::array unused_rules(const Model& model, const std::vector<bool>& used) {
+  json::array unused;
+  const RuleSet& rules = model.rules();
+  RuleFinder finder(rules);
+  for (size_t i = 0; i < rules.written_rules(); ++i) {
+    const Rule& rule = rules.rules()[i];
+    const std::vector<std::string> patterns = patterns_of(rule);
+    if (used[i] || rules_of_families().contains(patterns)) continue;
+    std::string why = "no tensor has such a name";
+    for (const TensorInfo& info : model.tensors()) {
+      const auto holds = finder.find(info.name);
+      if (!holds || std::none_of(rule.names.begin(), rule.names.end(), [&](const auto& pattern) {
+            return rules.matches(pattern, info.name);
+          }))
+        continue;
+      why = fmt::format("a rule before it holds for {}: {}", info.name,
+                        pattern_of(model, *holds->rule, info.name));
+      break;
+    }
+    unused.push_back(json::object{{"names", json::array(patterns.begin(), patterns.end())},
+                                  {"why", std::move(why)}});
+  }
+  return unused;
+}
+
 }  // namespace
 
 Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
@@ -99,6 +152,7 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
            });
   };
   RuleFinder finder(model.rules());
+  std::vector<bool> used(model.rules().written_rules());
   json::array entries;
   std::map<std::string, size_t> entry_of;
   std::vector<Template> templates;                     // by entry
@@ -106,8 +160,9 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
   std::vector<uint64_t> counts;
   for (uint32_t t = 0; t < model.tensors().size(); ++t) {
     const TensorInfo& info = model.tensors()[t];
-    if (!wanted(info.name)) continue;
     const auto match = finder.find(info.name);
+    if (match) used[written_rule(model.rules(), *match->rule)] = true;
+    if (!wanted(info.name)) continue;
     const Template name = template_of(info.name, match ? match->name.expert : std::nullopt);
     std::string how = model.describe(t);
     for (std::string_view word : {"follows ", "scales of "}) {
@@ -156,7 +211,9 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
   }
   json::object facts;
   for (const auto& [fact, value] : model.facts().numbers) facts[fact] = value;
-  const Result<> fits = model.check(spec);
+  Result<> fits = model.check(spec);
+  if (fits) fits = check_facts(model, spec);
+  const std::vector<std::string> contradicted = contradictions(model);
   return json::object{
       {"format", "ptc-cuts/1"},
       {"family", model.rules().family()},
@@ -164,6 +221,8 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
       {"facts", std::move(facts)},
       {"tied", model.facts().tied ? json::value(*model.facts().tied) : json::value()},
       {"fits", fits ? json::value(true) : json::value(fits.error().message())},
+      {"contradictions", json::array(contradicted.begin(), contradicted.end())},
+      {"unused_rules", unused_rules(model, used)},
       {"tensors", std::move(entries)}};
 }
 

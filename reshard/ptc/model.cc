@@ -1,9 +1,13 @@
 #include "reshard/ptc/model.h"
 
 #include <algorithm>
+#include <boost/json/serialize.hpp>
 #include <map>
 
 #include "reshard/ptc/model_bind.h"
+#include "reshard/ptc/model_facts.h"
+#include "reshard/ptc/suggested_rules.h"
+#include "reshard/ptc/tp_sizes.h"
 #include "store/tensor/strided_copy.h"
 
 namespace ptc {
@@ -130,18 +134,35 @@ bool Model::is_optimizer_state(uint32_t tensor) const {
          (bound_[tensor].rule == nullptr && is_named_as_optimizer_state(tensors_[tensor].name));
 }
 
+namespace {
+
+constexpr size_t kLongestGuess = 600;
+
+/// Rules for parameters that have none; empty: too many to be said in a sentence.
+std::string guess_for(const RuleSet& rules, const std::vector<NamedAxes>& parameters) {
+  const std::string guessed = boost::json::serialize(guessed_rules(parameters));
+  if (guessed.size() > kLongestGuess) return {};
+  return rules_with(rules, "\"rules\": " + guessed);
+}
+
+}  // namespace
+
 Error Model::uncovered_error() const {
   std::vector<std::string_view> names;
-  size_t count = 0;
+  std::vector<NamedAxes> uncovered;
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     if (covered(bound_[tensor])) continue;
-    if (++count <= 3) names.push_back(tensors_[tensor].name);
+    const TensorInfo& info = tensors_[tensor];
+    if (names.size() < 3) names.push_back(info.name);
+    uncovered.push_back({info.name, info.shape.size()});
   }
+  const size_t count = uncovered.size();
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
+  const std::string guess = numbered ? std::string() : guess_for(*rules_, uncovered);
   return invalid_argument(
-      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}give rules.json a rule "
-      "for {} (\"ptc rules suggest\" prints one to begin with), or keep tp, pp and ep at 1 and "
-      "'optimizer' at \"replicated\" or \"fsdp\"",
+      "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}save a rules.json with "
+      "a rule for {}, {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or "
+      "\"fsdp\"; {}",
       rules_->family(), fmt::join(names, ", "), count > names.size() ? ", …" : "", count,
       count == 1 ? "" : "s",
       numbered
@@ -150,7 +171,9 @@ Error Model::uncovered_error() const {
             "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() returns, which "
             "has their names, or "
           : "",
-      count == 1 ? "it" : "them");
+      count == 1 ? "it" : "them", kThenTheLayout,
+      guess.empty() ? "\"ptc rules suggest\" prints a rules.json to begin with"
+                    : "by their names, a guess: " + guess);
 }
 
 bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
@@ -258,16 +281,11 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint64_t extent, uint32_t ran
   if (!rule_cut.cut) {
     if (ranks == 1) return AxisSlice::whole(extent);
     const std::string& fact = rule_cut.missing_fact;
-    const std::string by_hand =
-        RuleSet::builtin(rules_->family())
-            ? fmt::format(
-                  "{{\"format\": \"ptc-rules/1\", \"extends\": \"{}\", \"facts\": {{\"{}\": …}}}}",
-                  rules_->family(), fact)
-            : fmt::format("\"facts\": {{\"{}\": …}}", fact);
     return invalid_argument(
-        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or {} into "
-        "rules.json",
-        fact_in_words(fact), by_hand);
+        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or save a "
+        "rules.json with {}, {}",
+        fact_in_words(fact), rules_with(*rules_, fmt::format("\"facts\": {{\"{}\": …}}", fact)),
+        kThenTheLayout);
   }
   if (rule_cut.cut->vocab_multiple == 0 || info.vocab_multiple == 0) {
     return slice_axis(*rule_cut.cut, extent, rank, ranks);
@@ -294,11 +312,20 @@ Result<> Model::cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uin
     return ok();
   }
   const uint64_t weight_extent = tensors_[bound.follows].shape[axis];
-  PTC_TRY(AxisSlice slice, tp_slice(bound.follows, weight_extent, rank, ranks));
-  if (tensors_[tensor].shape[axis] != weight_extent) {
-    PTC_TRY(slice, slice_of_blocks(slice, weight_extent, rules_->scales()->block));
+  const bool blocks = tensors_[tensor].shape[axis] != weight_extent;
+  const auto slice_of = [&](uint32_t one, uint32_t of) -> Result<AxisSlice> {
+    PTC_TRY(AxisSlice slice, tp_slice(bound.follows, weight_extent, one, of));
+    if (!blocks) return slice;
+    return slice_of_blocks(slice, weight_extent, rules_->scales()->block);
+  };
+  const auto slice = slice_of(rank, ranks);
+  if (slice.has_error()) {
+    // What is wrong with the weight itself is said of it.
+    if (!tp_slice(bound.follows, weight_extent, rank, ranks)) return Error(slice.error());
+    const auto fits = [&](uint32_t one, uint32_t of) { return slice_of(one, of).has_value(); };
+    return invalid_argument("{}; {}", slice.error().message(), tp_that_fits(fits));
   }
-  cut_axis(part, axis, slice);
+  cut_axis(part, axis, slice.value());
   return ok();
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "reshard/ptc/model.h"
+#include "reshard/ptc/tp_sizes.h"
 
 namespace ptc {
 namespace {
@@ -14,6 +15,14 @@ namespace {
 constexpr uint32_t kMostTried = 64;  // of tp, to say which would do
 
 }  // namespace
+
+std::string tp_that_fits(const std::function<bool(uint32_t rank, uint32_t ranks)>& fits) {
+  std::vector<uint32_t> would_do;
+  for (uint32_t ranks = 2; ranks <= kMostTried; ++ranks)
+    if (fits(0, ranks) && fits(ranks - 1, ranks)) would_do.push_back(ranks);
+  if (would_do.empty()) return "no tp but 1 would do";
+  return fmt::format("tp = {} would do", fmt::join(would_do, ", "));
+}
 
 /// The axis of the tensor that runs along the weight's axis that tp cuts.
 std::optional<uint32_t> Model::own_axis(uint32_t tensor) const {
@@ -76,24 +85,18 @@ uint64_t Model::weight_extent(uint32_t tensor) const {
 
 /// Which other numbers of ranks cut all tensors of the weight.
 std::string Model::tp_that_would_do(uint32_t tensor) const {
-  std::vector<uint32_t> would_do;
   const uint64_t extent = weight_extent(tensor);
-  for (uint32_t ranks = 2; ranks <= kMostTried; ++ranks) {
+  return tp_that_fits([&](uint32_t rank, uint32_t ranks) {
     const auto fits = [&](uint32_t each) {
       const auto axis = tp_axis(each);
       if (!axis) return true;
       const auto unit = unit_of(extent, tensors_[each].shape[*axis]);
-      for (const uint32_t rank : {uint32_t{0}, ranks - 1}) {
-        const auto slice = tp_slice(each, extent, rank, ranks);
-        if (!slice || !unit || !slice_of_units(slice.value(), extent, *unit)) return false;
-      }
-      return true;
+      const auto slice = tp_slice(each, extent, rank, ranks);
+      return slice && unit && slice_of_units(slice.value(), extent, *unit);
     };
     const std::vector<uint32_t>& tensors = weights_[bound_[tensor].weight];
-    if (std::all_of(tensors.begin(), tensors.end(), fits)) would_do.push_back(ranks);
-  }
-  if (would_do.empty()) return "no tp but 1 would do";
-  return fmt::format("tp = {} would do", fmt::join(would_do, ", "));
+    return std::all_of(tensors.begin(), tensors.end(), fits);
+  });
 }
 
 Result<> Model::cut_quantised(SubTensor& part, uint32_t tensor, uint32_t rank,

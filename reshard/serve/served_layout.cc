@@ -203,7 +203,8 @@ std::optional<ServedLayout> ServedLayout::from_name(std::string_view name) {
   if (const auto dp = take_size(rest, "-dp")) layout.dp = *dp;
   layout.expert_parallel = rest == "-ep";
   const uint64_t workers = uint64_t{layout.tp} * layout.pp;
-  // Replicas without a share of the experts are engines of their own.
+  // Without "-ep" replicas of a dense model are engines of their own, each as without "-dp". Of one
+  // with experts vLLM cuts each expert over tp·dp workers then, and that is not made here.
   const bool sensible =
       layout.expert_parallel ? layout.tp * uint64_t{layout.dp} > 1 : layout.dp == 1;
   if (!sensible || workers > kMaxWorldSize || workers * layout.dp > kMaxWorldSize)

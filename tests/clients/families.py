@@ -55,6 +55,7 @@ class Model:
     saved: dict            # the same as save_pretrained() names and stacks it
     placements: dict       # name → DTensor placement; what is not here is whole on each rank
     gathered: set          # of these names the plan brings the output together again
+    planned: bool          # whether there is a plan at all
 
     def part(self, name, rank):
         """What the plan gives this rank."""
@@ -77,6 +78,10 @@ OTHERWISE = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16},
+    # The first of their layers are all alike.
+    "deepseek_v32": {"mlp_layer_types": ["dense", "sparse"]},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse"]},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
 
 
@@ -177,7 +182,7 @@ def tiny(model_type):
         style = {name: plan.get(name) or plan.get(name.rpartition(".")[0]) or "" for name in tensors}
     gathered = {name for name, each in style.items() if any(word in each for word in GATHERS)}
     return Model(model_type, json.loads(model.config.to_json_string(use_diff=False)), tensors, saved, placements,
-                 gathered)
+                 gathered, has_plan(model.config))
 
 
 def kind(name):

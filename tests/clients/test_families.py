@@ -2,10 +2,11 @@
 
     python3 test_families.py                      # those that a rule set names must be cut as their plan does
     python3 test_families.py --table              # all of them: cut so, or why not, as reshard/rules/README.md has it
-    python3 test_families.py --only gemma3 phi3   # some, with what differs
+    python3 test_families.py --only gemma3 phi3   # some, with what differs, or what their plan does not cut
 """
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,37 @@ import families  # noqa: E402  pylint: disable=wrong-import-position
 from safetensors.torch import load_file, save_file  # noqa: E402  pylint: disable=wrong-import-position
 
 LAYOUT = f"tp{families.TP}-pp1-dp1"
+
+
+#: What tp cuts here and plans keep whole: kinds of names, of all models.
+ALWAYS_MORE = (
+    r"(.*\.)?(embed_tokens|embed_tokens_per_layer|embeddings|lm_head)\.weight",
+    r".*\.(mamba|mixer|linear_attn)\.(A_log|D|dt_bias|conv1d\.(weight|bias)|dt_proj\.(weight|bias)|(in|out|x)_proj\.weight|norm\.weight)",
+)
+#: The same, and whose plans keep it whole. What is not here is compared.
+MORE = {
+    r".*\.self_attn\.(q|q_b|kv_b|o)_proj\.weight": "axk1 deepseek_v3 kimi_k25 mistral4 mistral_large4 mistral_large4_text sarvam_mla youtu",
+    r".*\.self_attn\.softmax_scaling\.(scale|bias)": "mistral_large4 mistral_large4_text",
+    r".*\.self_attn\.(q_b_proj\.weight|o_a_proj\.weight|o_b_proj\.weight|sinks)": "deepseek_v4",
+    r".*\.self_attn\.((q|k|v|o|gate)_proj\.(weight|bias)|sinks)":
+        "afmoe falcon_h1 flint gpt_oss granitemoe granitemoeshared phimoe qwen3_vl qwen3_vl_text",
+    r".*\.self_attn\.((q|k|v|o|b|g|g_b)_proj\.weight|conv1d\.weight|forget_gate\.(dt_bias|f_proj\.weight|f_b_proj\.weight))":
+        "bailing_hybrid kimi_linear",
+    r".*\.self_attn\.(qkv_proj|out_proj|output_gate)\.weight": "minimax",
+    r".*\.(self_attn\.(q|k|v|out)_proj|feed_forward\.w[123])\.weight": "lfm2 lfm2_vl lfm3 lfm3_vl",
+    r".*\.conv\.(conv|in_proj|out_proj)\.weight": "lfm3 lfm3_vl",
+    r".*\.mlp\.shared_experts?\.(gate|up|gate_up|down)_proj\.weight":
+        "afmoe deepseek_v4 exaone_moe glm4_moe_lite minimax_m3_vl minimax_m3_vl_text qwen2_moe solar_open",
+    r".*\.mixer\.shared_experts\.(up|down)_proj\.weight": "nemotron_h nemotron_h_omni",
+    r".*\.mlp\.experts\.(gate_up_proj|gate_up_proj_bias|down_proj)": "gpt_oss",
+    r".*\.mlp\.(gate|up|down)_proj\.weight": "afmoe qwen3_vl qwen3_vl_text step3p7",
+    r".*\.feed_forward\.(gate|up|down)_proj\.weight": "bamba falcon_h1 jamba",
+    r".*\.shared_mlp\.(input|output)_linear\.weight": "granitemoehybrid",
+}
+
+
+def is_in_a_layer(kind):
+    return ".#." in kind and not any(re.fullmatch(pattern, kind) for pattern in ALWAYS_MORE)
 
 
 def listed_types(ptc):
@@ -35,6 +67,7 @@ class Outcome:
     def __init__(self):
         self.family = ""
         self.refused = ""      # why it is not cut
+        self.same = []         # kinds of names that are cut as the plan does
         self.wrong = []        # kinds of names that are cut in another way
         self.otherwise = []    # the same, where the plan brings the output together: any cut is right
         self.more = []         # cut by us, whole by the plan
@@ -56,14 +89,22 @@ def try_family(daemon, name, model):
         for tensor, value in ours.items():
             plan, kind = model.part(tensor, rank), families.kind(tensor)
             if value.shape == plan.shape and torch.equal(value, plan):
-                continue
-            if plan.shape == model.tensors[tensor].shape:
+                if plan.shape == model.tensors[tensor].shape:
+                    continue
+                where = outcome.same
+            elif plan.shape == model.tensors[tensor].shape:
                 where = outcome.more
             else:
                 where = outcome.otherwise if tensor in model.gathered else outcome.wrong
             if kind not in where:
                 where.append(kind)
     return outcome
+
+
+def unexpected(model_type, outcome):
+    """Of what its plan keeps whole, what is not known to be kept whole by it."""
+    known = [pattern for pattern, types in MORE.items() if model_type in types.split()]
+    return [kind for kind in outcome.more if not any(re.fullmatch(pattern, kind) for pattern in (*ALWAYS_MORE, *known))]
 
 
 def as_saved(daemon, directory, model):
@@ -90,6 +131,11 @@ class Families(mount.TestCase):
                 tried += 1
                 outcome = try_family(self.mount, model_type.replace("_", "-"), model)
                 self.assertEqual((outcome.refused, outcome.wrong), ("", []))
+                if model.planned:
+                    self.assertEqual(unexpected(model_type, outcome), [])
+                    kept = {pattern for pattern, types in MORE.items() if model_type in types.split()}
+                    stale = {pattern for pattern in kept if not any(re.fullmatch(pattern, kind) for kind in outcome.more)}
+                    self.assertEqual(stale, set())
                 if model_type in families.SAVED_OTHERWISE:
                     continue
                 self.assertEqual(as_saved(self.mount, self.temporary(model_type), model), "")
@@ -134,6 +180,16 @@ class Families(mount.TestCase):
                 self.assertEqual(bool(report["tied"]), families.is_tied_by_default(model_type))
 
 
+def marked(outcome):
+    """How much of its layers is compared, and what is not, or where any cut is right."""
+    kept_whole = [kind for kind in outcome.more if is_in_a_layer(kind)]
+    if not any(is_in_a_layer(kind) for kind in outcome.same + outcome.otherwise):
+        return "◌", kept_whole
+    if kept_whole:
+        return "◔", kept_whole
+    return ("◐" if outcome.otherwise else "●"), outcome.otherwise
+
+
 def rows(types):
     """By type, what became of it: (mark, rule set, why)."""
     with mount.Mount(*Families.mount_options) as daemon:
@@ -149,7 +205,8 @@ def rows(types):
             elif outcome.wrong:
                 yield model_type, "✗", outcome.family, "cut otherwise: " + ", ".join(outcome.wrong)
             else:
-                yield model_type, "◐" if outcome.otherwise else "●", outcome.family, ", ".join(outcome.otherwise)
+                mark, kinds = marked(outcome)
+                yield model_type, mark, outcome.family, ", ".join(kinds)
 
 
 if __name__ == "__main__":

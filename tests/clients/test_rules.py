@@ -265,6 +265,45 @@ class Explained(mount.TestCase):
         self.assertEqual((known["extends"], known["rules"]), ("gpt2", []))
         self.assertIn("all names", said)
 
+    def test_what_a_refusal_says_can_be_done(self):
+        model = models.Llama()
+        model.tensors.append(models.Tensor("model.layers.0.odd.up_proj.weight", "F32", (8, 4), bytes(128)))
+        job = self.job_of(model)
+        self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")
+        said = job.error()
+        self.assertIn('then the layout with "rules": "rules.json" (ptc layout JOB set --rules rules.json)', said)
+        guess = json.loads(said[said.index("a guess: ") + len("a guess: "):])
+        self.assertEqual(guess["rules"][0]["cut"], {"axis": 0})
+        models.write_file(job.file("rules.json"), json.dumps(guess))
+        self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")  # that alone changes nothing
+        self.mount.ptc("layout", job.name, "set", "--tp", "2", "--rules", "rules.json")
+        job.wait()
+        self.assertTrue(job.status()["layout"].startswith("tp2-pp1-dp1-rules_"))
+
+    def test_rules_that_hold_for_nothing_are_named(self):
+        job = self.mount.job("dead")
+        rules = [{"names": ["layers.{layer}.self_attn.qq_proj.weight"]}, {"names": ["layers.{layer}.mlp.up_proj.weight"]},
+                 {"names": ["layers.{layer}.mlp.up_*.weight"], "cut": {"axis": 0}}]
+        models.write_file(job.file("rules.json"), json.dumps({"format": "ptc-rules/1", "extends": "llama", "rules": rules}))
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        text = " ".join(self.check("dead").stdout.split())
+        self.assertIn("rule layers.{layer}.self_attn.qq_proj.weight: no tensor has such a name", text)
+        self.assertIn("rule layers.{layer}.mlp.up_*.weight: a rule before it holds for model.layers.0.mlp.up_proj.weight", text)
+
+    def test_a_config_json_that_the_tensors_contradict(self):
+        model = models.Llama()
+        model.config = {**model.config, "num_hidden_layers": 8}
+        job = self.job_of(model)
+        said = "config.json says 8 layers, and there are tensors of 5"
+        self.assertIn(said, " ".join(self.check(job.name).stdout.split()))
+        job.set_layout(tp=2)
+        self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2, pp=2)), "EINVAL")
+        self.assertIn(said + ": pp = 2", job.error())
+        self.assertIn("line 1, column 43: ", job.error())  # of pp
+        models.write_file(job.file("rules.json"), '{%s, "extends": "llama", "facts": {"layers": 5}}' % FORMAT)
+        job.set_layout(pp=2, rules="rules.json")
+
     def test_a_type_that_is_not_known_is_cut_by_names_that_are(self):
         model = models.Llama()
         model.config = {**model.config, "model_type": "brand_new"}

@@ -24,10 +24,14 @@ MODELS = {
     "mixtral": {"num_local_experts": 4},
     "glm4_moe": {"head_dim": 16, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_shared_experts": 1, "n_group": 1,
                  "topk_group": 1, **EXPERTS},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 4, "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, **EXPERTS},
     "llama": {}, "mistral": {"num_key_value_heads": 1}, "qwen2": {"tie_word_embeddings": True}, "qwen3": {"head_dim": 16}, "phi3": {},
-    "gemma2": {"head_dim": 16}, "gemma3_text": {"head_dim": 16}, "olmo2": {}, "cohere": {},
+    "gemma2": {"head_dim": 16}, "gemma3_text": {"head_dim": 16}, "olmo2": {}, "cohere": {}, "granite": {},
+    "smollm3": {"tie_word_embeddings": True}, "seed_oss": {"head_dim": 16}, "starcoder2": {"tie_word_embeddings": True},
 }
-STAGES = ("qwen3_moe", "llama", "qwen2")  # that are tried in two stages, too
+# That are tried in two stages, too. Of gemma3_text vLLM's first stage has no array with the embedding's name, and its loader gives up.
+STAGES = [name for name in MODELS if name != "gemma3_text"]
 
 
 class Vllm(mount.TestCase):

@@ -83,5 +83,45 @@ TEST(CutReport, SaysWhatDoesNotFit) {
   EXPECT_EQ(nothing.error().message(), "no tensor has 'c_attn' or 'wte' in its name");
 }
 
+TEST(CutReport, RulesOfOnesOwnThatHoldForNothingAreNamed) {
+  const auto rules = RuleSet::parse(R"({"format": "ptc-rules/1", "extends": "llama", "rules": [
+      {"names": ["layers.{layer}.self_attn.qq_proj.weight"], "cut": {"axis": 0}},
+      {"names": ["layers.{layer}.mlp.up_proj.weight"]},
+      {"names": ["layers.{layer}.mlp.{up,gate}_proj.weight"], "cut": {"axis": 0}},
+      {"names": ["layers.{layer}.mlp.*.weight"], "cut": {"axis": 1}},
+      {"names": ["layers.{layer}.self_attn.q_proj.weight"], "cut": {"axis": 1}}]})");
+  std::vector<TensorInfo> tensors;
+  for (const char* name : {"mlp.up_proj.weight", "mlp.down_proj.weight",
+                           "self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight"})
+    tensors.push_back({.file = "model.safetensors",
+                       .name = std::string("model.layers.0.") + name,
+                       .shape = {4, 4}});
+  const Model model = Model::bind(rules.value(), {}, tensors).value();
+  EXPECT_EQ(json::serialize(cut_report(model, {}, {"down"}).value().at("unused_rules")),
+            R"([{"names":["layers.{layer}.self_attn.qq_proj.weight"],)"
+            R"("why":"no tensor has such a name"},)"
+            R"({"names":["layers.{layer}.mlp.{up,gate}_proj.weight"],)"
+            R"("why":"a rule before it holds for model.layers.0.mlp.up_proj.weight: )"
+            R"(layers.{layer}.mlp.up_proj.weight"}])");
+  const Model family = Model::bind(RuleSet::builtin("llama").value(), {}, tensors).value();
+  EXPECT_TRUE(cut_report(family, {}, {}).value().at("unused_rules").as_array().empty());
+}
+
+TEST(CutReport, SaysWhereConfigJsonIsContradicted) {
+  const Model model = synthetic_model(kSmallMixtral);
+  RuleSet::Facts facts = model.facts();
+  facts.numbers["layers"] = 5;
+  const Model other = Model::bind(model.rules_ptr(), facts, model.tensors()).value();
+  LayoutSpec spec;
+  EXPECT_TRUE(cut_report(model, spec, {}).value().at("contradictions").as_array().empty());
+  const json::object report = cut_report(other, spec, {}).value();
+  EXPECT_EQ(json::serialize(report.at("contradictions")),
+            R"(["config.json says 5 layers, and there are tensors of 3"])");
+  EXPECT_EQ(report.at("fits"), json::value(true));
+  spec.sizes.pp = 2;
+  EXPECT_THAT(std::string(cut_report(other, spec, {}).value().at("fits").as_string()),
+              HasSubstr("of 3: pp = 2 would have stages"));
+}
+
 }  // namespace
 }  // namespace ptc

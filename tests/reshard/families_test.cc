@@ -69,6 +69,27 @@ TEST(Families, Qwen3WithExperts) {
             "[3, 10, 3]: [0:3, 0:10, 3:6]");
 }
 
+/// One number a layer, which is a buffer: with its layer, and never cut.
+TEST(Families, GemmasScalarsOfLayers) {
+  for (const char* type : {"gemma4_text", "gemma4_unified_text"}) {
+    const auto rules = RuleSet::choose(type, {});
+    std::vector<TensorInfo> tensors;
+    for (const int layer : {0, 1})
+      tensors.push_back({.file = "model.safetensors",
+                         .name = fmt::format("model.layers.{}.layer_scalar", layer),
+                         .shape = {1}});
+    const auto model =
+        Model::bind(rules, rules->facts(R"({"num_hidden_layers": 2})").value(), tensors).value();
+    for (const uint32_t stage : {0u, 1u}) {
+      const StateCoords state{.pp = stage};
+      EXPECT_EQ(part(model, tensors[stage].name, {.tp = 2, .pp = 2}, state), "[1]: [0:1]");
+      EXPECT_EQ(part(model, tensors[1 - stage].name, {.tp = 2, .pp = 2}, state), "not here");
+    }
+    LayoutSpec fsdp{.sizes = {.dp = 2}, .optimizer = OptimizerCut::kFsdp};
+    EXPECT_FALSE(model.is_cut_over_dp(0, fsdp)) << type;
+  }
+}
+
 /// Three ways to lie in one weight, told apart by the configuration: a rule's `when`.
 TEST(Families, FalconInEachOfItsForms) {
   const std::string name = "transformer.h.0.self_attention.query_key_value.weight";

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "reshard/ptc/model_facts.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc {
@@ -169,7 +170,19 @@ TEST(Model, ScalesAreCutWithTheirWeights) {
   // Queries have 4 heads of 192 rows, 1.5 blocks each.
   EXPECT_THAT(check_error(model, sizes({.tp = 4})),
               HasSubstr("model.layers.0.self_attn.q_b_proj.weight_scale_inv: its weight is cut at "
-                        "[0:192], off the grid of blocks of 128"));
+                        "[0:192], off the grid of blocks of 128; tp = 2 would do"));
+  // Five blocks of outputs, and two in each expert that is stacked.
+  const std::string up = "model.layers.0.mlp.up_proj.weight", suffix = "_scale_inv";
+  const auto of_rows = [&](int64_t rows) {
+    return bind(RuleSet::builtin("llama").value(),
+                {tensor(up, {rows, 128}), tensor(up + suffix, {(rows + 127) / 128, 1})});
+  };
+  EXPECT_EQ(check_error(of_rows(640), sizes({.tp = 5})), "accepted");
+  EXPECT_EQ(check_error(of_rows(640), sizes({.tp = 2})),
+            up + suffix +
+                ": its weight is cut at [0:320], off the grid of blocks of 128; tp = 5 would do");
+  EXPECT_THAT(check_error(of_rows(1536), sizes({.tp = 8})), HasSubstr("tp = 2, 3, 4, 6, 12 would"));
+  EXPECT_THAT(check_error(of_rows(200), sizes({.tp = 2})), HasSubstr("; no tp but 1 would do"));
 }
 
 TensorInfo words(std::string name, Shape shape) {
@@ -339,11 +352,106 @@ TEST(Model, UncoveredTensorsAreNamed) {
       RuleSet::none(), {tensor("a", {2}), tensor("b", {2}), tensor("c", {2}), tensor("d", {2})});
   EXPECT_EQ(check_error(model, sizes({.dp = 4, .cp = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
-            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): give "
-            "rules.json a rule for them (\"ptc rules suggest\" prints one to begin with), or keep "
-            "tp, pp and ep at 1 and 'optimizer' at \"replicated\" or \"fsdp\"");
+            "no rule of family 'none' says how to cut a, b, c, … (4 tensors in all): save a "
+            "rules.json with a rule for them, then the layout with \"rules\": \"rules.json\" (ptc "
+            "layout JOB set --rules rules.json), or keep tp, pp and ep at 1 and 'optimizer' at "
+            "\"replicated\" or \"fsdp\"; by their names, a guess: {\"format\": \"ptc-rules/1\", "
+            "\"rules\": [{\"names\":[\"a\",\"b\",\"c\",\"d\"],\"stage\":\"all\",\"description\":"
+            "\"guess: whole on each rank; on all stages\"}]}");
   EXPECT_FALSE(model.slice(0, sizes({.pp = 2}), {}).has_value());
   EXPECT_THAT(model.describe(0), HasSubstr("cannot be cut"));
+}
+
+/// The guess that a refusal ends with.
+std::string guess_in(const std::string& error) {
+  const size_t at = error.find("a guess: ");
+  return at == error.npos ? error : error.substr(at + 9);
+}
+
+TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
+  const std::string layer = "model.layers.0.", odd = layer + "odd.up_proj.";
+  const std::vector<TensorInfo> tensors = {
+      tensor(layer + "mlp.up_proj.weight", {8, 4}), tensor(odd + "weight", {8, 4}),
+      tensor("model.layers.1.odd.up_proj.weight", {8, 4}), tensor(odd + "bias", {8}),
+      tensor(layer + "odd.table", {3, 3})};
+  const std::string error =
+      check_error(bind(RuleSet::builtin("llama").value(), tensors), sizes({.tp = 2}));
+  EXPECT_EQ(
+      guess_in(error),
+      R"({"format": "ptc-rules/1", "extends": "llama", "rules": [{"names":)"
+      R"(["model.layers.{layer}.odd.up_proj.weight","model.layers.{layer}.odd.up_proj.bias"],)"
+      R"("cut":{"axis":0},"description":"guess: its outputs are cut, as names like these )"
+      R"(usually mean"},{"names":["model.layers.{layer}.odd.table"],"description":"guess: )"
+      R"(whole on each rank"}]})");
+  const Model mended = bind(RuleSet::parse(guess_in(error)).value(), tensors);
+  EXPECT_EQ(check_error(mended, sizes({.tp = 2})), "accepted");
+  EXPECT_EQ(part_of_rank(mended, odd + "bias", sizes({.tp = 2}), {.tp = 1})->local_shape,
+            (Shape{4}));
+  // To rules of the job's own it is to be added.
+  const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "mine", "rules": []})");
+  EXPECT_THAT(guess_in(check_error(bind(own.value(), {tensor("odd", {2})}), sizes({.tp = 2}))),
+              ::testing::StartsWith("\"rules\": [{\"names\":[\"odd\"]"));
+  std::vector<TensorInfo> many;
+  for (int i = 0; i < 50; ++i) many.push_back(tensor(fmt::format("a.tensor_{}", i), {2, 2}));
+  EXPECT_THAT(check_error(bind(RuleSet::none(), many), sizes({.tp = 2})),
+              HasSubstr("\"ptc rules suggest\" prints a rules.json to begin with"));
+}
+
+TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
+  const auto fact_error = [](const Model& model, ParallelConfig config) {
+    EXPECT_EQ(check_error(model, sizes(config)), "accepted");
+    const auto checked = check_facts(model, sizes(config));
+    return checked ? "accepted" : checked.error().message();
+  };
+  const auto llama = RuleSet::builtin("llama").value();
+  constexpr std::string_view config = R"({"num_hidden_layers": 8, "num_attention_heads": 4,
+      "vocab_size": 256})";
+  std::vector<TensorInfo> tensors = {tensor("model.layers.0.mlp.up_proj.weight", {8, 4}),
+                                     tensor("model.layers.2.mlp.up_proj.weight", {8, 4})};
+  const Model fewer = bind(llama, tensors, config);
+  EXPECT_THAT(contradictions(fewer),
+              ElementsAre("config.json says 8 layers, and there are tensors of 3"));
+  EXPECT_EQ(fact_error(fewer, {.tp = 2}), "accepted");
+  EXPECT_EQ(fact_error(fewer, {.pp = 2}),
+            "config.json says 8 layers, and there are tensors of 3: pp = 2 would have stages of "
+            "layers that are not there; commit it with the right config.json, or save a "
+            "rules.json with {\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"facts\": "
+            "{\"layers\": 3}}, then the layout with \"rules\": \"rules.json\" (ptc layout JOB set "
+            "--rules rules.json)");
+  const auto said =
+      RuleSet::parse(R"({"format": "ptc-rules/1", "extends": "llama", "facts": {"layers": 3}})");
+  EXPECT_EQ(fact_error(bind(said.value(), tensors, config), {.pp = 2}), "accepted");
+  // Layers behind those that are counted predict further tokens; adapters may be of a few.
+  tensors.push_back(tensor("model.layers.9.mlp.up_proj.weight", {8, 4}));
+  EXPECT_TRUE(contradictions(bind(llama, tensors, config)).empty());
+  const std::string lora = "base_model.model.model.layers.0.mlp.up_proj.lora_";
+  const Model adapter =
+      bind(llama, {tensor(lora + "A.weight", {2, 4}), tensor(lora + "B.weight", {8, 2})}, config);
+  EXPECT_TRUE(contradictions(adapter).empty());
+
+  const auto rows = [&](int64_t count) {
+    return contradictions(bind(llama, {tensor("model.embed_tokens.weight", {count, 4})}, config));
+  };
+  EXPECT_TRUE(rows(300).empty());  // padding
+  EXPECT_THAT(rows(200), ElementsAre("config.json says a vocabulary of 256, and "
+                                     "model.embed_tokens.weight has 200 rows"));
+
+  const auto experts = [&](uint32_t count) {
+    constexpr std::string_view eight =
+        R"({"num_hidden_layers": 1, "num_attention_heads": 4, "num_local_experts": 8})";
+    std::vector<TensorInfo> made;
+    for (uint32_t expert = 0; expert < count; ++expert)
+      made.push_back(tensor(
+          fmt::format("model.layers.0.block_sparse_moe.experts.{}.w1.weight", expert), {8, 4}));
+    return bind(RuleSet::builtin("mixtral").value(), made, eight);
+  };
+  EXPECT_EQ(fact_error(experts(8), {.ep = 2}), "accepted");
+  EXPECT_EQ(fact_error(experts(6), {.tp = 2}), "accepted");
+  EXPECT_THAT(fact_error(experts(6), {.ep = 2}),
+              AllOf(HasSubstr("config.json says 8 experts, and there are tensors of 6: ep = 2"),
+                    HasSubstr("\"facts\": {\"experts\": 6}")));
+  EXPECT_THAT(contradictions(experts(12)),
+              ElementsAre("config.json says 8 experts, and there are tensors of 12"));
 }
 
 TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
@@ -352,9 +460,10 @@ TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
   EXPECT_EQ(check_error(model, sizes({.tp = 1, .pp = 1, .ep = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.self_attn.k_proj.weight: the number of key-value heads is not known: "
-            "put the model's config.json into rank/0 of the checkpoint, or {\"format\": "
-            "\"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}} into "
-            "rules.json");
+            "put the model's config.json into rank/0 of the checkpoint, or save a rules.json with "
+            "{\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}}, "
+            "then the layout with \"rules\": \"rules.json\" (ptc layout JOB set --rules "
+            "rules.json)");
 }
 
 TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
@@ -364,7 +473,8 @@ TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
   EXPECT_EQ(
       check_error(model, sizes({.tp = 2})),
       "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
-      "\"facts\": {\"parts\": …} into rules.json");
+      "save a rules.json with \"facts\": {\"parts\": …}, then the layout with \"rules\": "
+      "\"rules.json\" (ptc layout JOB set --rules rules.json)");
 }
 
 TEST(Model, RulesMustFitTheShape) {

@@ -7,19 +7,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "reshard/ptc/builtin_rules.h"
 #include "reshard/ptc/cut_report.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/rule_set.h"
+#include "reshard/ptc/suggested_rules.h"
 #include "store/base/file.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/model_directory.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/suggested_rules.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -114,6 +116,20 @@ void print_tensor(const json::object& tensor, size_t width) {
     fmt::print("      {}\n", coloured(wrapped(problem, 6, width), Colour::kRed));
 }
 
+/// What config.json says and the tensors do not, and rules that hold for nothing.
+void print_doubts(const json::object& report, size_t width) {
+  for (const std::string& doubt : text_list(array_field(report, "contradictions")))
+    fmt::print("\n{}\n", coloured(wrapped(doubt, 2, width), Colour::kYellow));
+  for (const json::value& value : array_field(report, "unused_rules")) {
+    if (!value.is_object()) continue;
+    const json::object& rule = value.get_object();
+    const std::string text =
+        fmt::format("rule {}: {}", fmt::join(text_list(array_field(rule, "names")), ", "),
+                    text_field(rule, "why"));
+    fmt::print("\n{}\n", coloured(wrapped(printable(text), 2, width), Colour::kYellow));
+  }
+}
+
 void print_report(const std::string& whose, const json::object& report) {
   const size_t width = terminal_width(1);
   fmt::print("{}\n",
@@ -143,6 +159,7 @@ void print_report(const std::string& whose, const json::object& report) {
     fmt::print("\n{}\n", coloured(wrapped(way, 2, width), Colour::kBold));
     for (const json::object* tensor : by_way[way]) print_tensor(*tensor, width);
   }
+  print_doubts(report, width);
 }
 
 int finish_check(const std::string& whose, const json::object& report, bool as_json) {
@@ -206,7 +223,15 @@ Result<int> check_model(const Context& context, const RulesOptions& options) {
 
 Result<int> run_suggest(const Context& context, const RulesOptions& options) {
   PTC_TRY(auto report, report_of(context, options));
-  const SuggestedRules suggested = suggested_rules(report.second);
+  std::vector<NamedAxes> parameters;
+  for (const json::value& value : array_field(report.second, "tensors")) {
+    if (!value.is_object()) continue;
+    const json::object& tensor = value.get_object();
+    // What follows a parameter has its rule.
+    if (text_field(tensor, "how").starts_with("follows ")) continue;
+    parameters.push_back({text_field(tensor, "names"), array_field(tensor, "shape").size()});
+  }
+  const SuggestedRules suggested = suggested_rules(parameters);
   fmt::print("{}", pretty_json(suggested.text));
   if (suggested.guesses == 0) {
     fmt::print(stderr,
@@ -262,7 +287,8 @@ void add_rules(CLI::App& app, Context& context) {
       "It extends the set of rules that knows most of its names. What that does not\n"
       "know is guessed, and marked so: by how parameters are usually called, else whole\n"
       "on each rank. Of a model that is imported already the rules stay as they are:\n"
-      "save these as the job's rules.json, and commit it again.\n"
+      "save these as the job's rules.json, then\n"
+      "\"ptc layout JOB set --rules rules.json\".\n"
       "\nExample:\n  ptc rules suggest ./model > rules.json\n"
       "  ptc rules check ./model --rules rules.json");
   for (CLI::App* sub : {list, show, check, suggest}) sub->fallthrough();

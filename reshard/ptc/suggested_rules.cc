@@ -1,26 +1,25 @@
-#include "tools/ptc/suggested_rules.h"
+#include "reshard/ptc/suggested_rules.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/json/array.hpp>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "reshard/ptc/rule_set.h"
-#include "tools/ptc/fields.h"
 
-namespace ptc::cli {
+namespace ptc {
 namespace {
 
 namespace json = boost::json;
 
-bool is_number(std::string_view text) {
+bool all_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
@@ -48,10 +47,10 @@ struct Kind {
   size_t axes = 0;
 };
 
-Kind kind_of(const json::object& tensor) {
+Kind kind_of(const NamedAxes& parameter) {
   Kind kind;
-  kind.axes = array_field(tensor, "shape").size();
-  const std::string names = text_field(tensor, "names");
+  kind.axes = parameter.axes;
+  const std::string& names = parameter.names;
   std::string before;  // the component
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find('.', begin), names.size());
@@ -59,7 +58,7 @@ Kind kind_of(const json::object& tensor) {
     const bool several = component.size() > 2 && component.front() == '{';
     std::string word = component, one = component;
     if (several) one = component.substr(1, component.find_first_of("-,}") - 1);
-    if (several ? is_number(one) : is_number(component)) {
+    if (several ? all_digits(one) : all_digits(component)) {
       word = "*";
       if (before == "experts" && !kind.in_expert) kind.in_expert = true, word = "{expert}";
       else if (among(before, kLayers) && !kind.in_layer) kind.in_layer = true, word = "{layer}";
@@ -111,33 +110,23 @@ std::string usual_stage(const std::string& name) {
   return "all";
 }
 
-}  // namespace
-
-SuggestedRules suggested_rules(const json::object& report) {
+std::vector<Kind> kinds_of(const std::vector<NamedAxes>& parameters) {
   std::vector<Kind> kinds;
-  for (const json::value& value : array_field(report, "tensors")) {
-    if (!value.is_object()) continue;
-    const json::object& tensor = value.get_object();
-    // What follows a parameter has its rule.
-    if (text_field(tensor, "how").starts_with("follows ")) continue;
-    kinds.push_back(kind_of(tensor));
+  std::set<std::string> patterns;
+  for (const NamedAxes& parameter : parameters) {
+    Kind kind = kind_of(parameter);
+    if (patterns.insert(kind.pattern).second) kinds.push_back(std::move(kind));
   }
-  const std::shared_ptr<const RuleSet> set = nearest_set(kinds);
+  return kinds;
+}
 
-  SuggestedRules suggested;
-  json::object& text = suggested.text;
-  text["format"] = "ptc-rules/1";
-  if (set != nullptr) text["extends"] = set->family();
+/// `all` may tell how what is not known is cut: a bias as its weight.
+json::array guesses_for(const std::vector<Kind>& unknown, const std::vector<Kind>& all) {
   std::map<std::string, int> axis_of;  // by what has the weight
-  for (const Kind& kind : kinds)
+  for (const Kind& kind : all)
     if (const auto axis = usual_axis(kind)) axis_of[kind.container] = *axis;
   std::map<std::pair<std::string, std::string>, json::array> names;  // by cut and stage
-  std::vector<std::string> by_type;  // what other models call so, in another order
-  for (const Kind& kind : kinds) {
-    if (const auto known = set != nullptr ? set->find(kind.name) : std::nullopt) {
-      if (known->rule->needs_type) by_type.push_back(kind.pattern);
-      continue;
-    }
+  for (const Kind& kind : unknown) {
     std::string cut = "whole";
     if (const auto axis = usual_axis(kind)) cut = *axis == 0 ? "outputs" : "inputs";
     const auto of_weight = axis_of.find(kind.container);
@@ -160,8 +149,28 @@ SuggestedRules suggested_rules(const json::object& report) {
     else if (stage != "layer") why += fmt::format("; on the {} stage", stage);
     rule["description"] = "guess: " + why;
     rules.push_back(std::move(rule));
-    ++suggested.guesses;
   }
+  return rules;
+}
+
+}  // namespace
+
+SuggestedRules suggested_rules(const std::vector<NamedAxes>& parameters) {
+  const std::vector<Kind> kinds = kinds_of(parameters);
+  const std::shared_ptr<const RuleSet> set = nearest_set(kinds);
+  SuggestedRules suggested;
+  json::object& text = suggested.text;
+  text["format"] = "ptc-rules/1";
+  if (set != nullptr) text["extends"] = set->family();
+  std::vector<Kind> unknown;
+  std::vector<std::string> by_type;  // what other models call so, in another order
+  for (const Kind& kind : kinds) {
+    const auto known = set != nullptr ? set->find(kind.name) : std::nullopt;
+    if (!known) unknown.push_back(kind);
+    else if (known->rule->needs_type) by_type.push_back(kind.pattern);
+  }
+  json::array rules = guesses_for(unknown, kinds);
+  suggested.guesses = rules.size();
   if (!by_type.empty()) {
     text["description"] = fmt::format("guess: the order inside of {} is that of {}",
                                       fmt::join(by_type, ", "), set->family());
@@ -171,4 +180,9 @@ SuggestedRules suggested_rules(const json::object& report) {
   return suggested;
 }
 
-}  // namespace ptc::cli
+json::array guessed_rules(const std::vector<NamedAxes>& parameters) {
+  const std::vector<Kind> kinds = kinds_of(parameters);
+  return guesses_for(kinds, kinds);
+}
+
+}  // namespace ptc

@@ -1,0 +1,105 @@
+#include "reshard/ptc/model_facts.h"
+
+#include <algorithm>
+
+namespace ptc {
+namespace {
+
+uint64_t fact_of(const Model& model, std::string_view name) {
+  const auto found = model.facts().numbers.find(name);
+  return found == model.facts().numbers.end() ? 0 : found->second;
+}
+
+/// Of how many layers and experts there are tensors; 0: of none.
+struct FoundNumbers {
+  uint32_t layers = 0, experts = 0;
+};
+
+FoundNumbers found_numbers(const Model& model) {
+  FoundNumbers found;
+  RuleFinder finder(model.rules());
+  const Rule* const for_adapters = model.rules().rules().data() + model.rules().written_rules();
+  for (const TensorInfo& tensor : model.tensors()) {
+    const auto match = finder.find(tensor.name);
+    if (!match || match->rule >= for_adapters) continue;
+    if (match->name.layer && match->rule->stage == StagePlace::kLayer)
+      found.layers = std::max(found.layers, *match->name.layer + 1);
+    if (match->name.expert) found.experts = std::max(found.experts, *match->name.expert + 1);
+  }
+  return found;
+}
+
+/// Both numbers of a fact that is contradicted.
+struct Contradiction {
+  std::string_view fact;
+  uint64_t said = 0;
+  uint32_t found = 0;
+  std::string to_string() const {
+    return fmt::format("config.json says {} {}, and there are tensors of {}", said, fact, found);
+  }
+};
+
+struct Contradictions {
+  std::optional<Contradiction> layers, experts;
+};
+
+Contradictions contradictions_of(const Model& model) {
+  Contradictions result;
+  const uint64_t layers = fact_of(model, "layers"), experts = fact_of(model, "experts");
+  if (layers == 0 && experts == 0) return result;
+  const FoundNumbers found = found_numbers(model);
+  if (found.layers != 0 && found.layers < layers) result.layers = {"layers", layers, found.layers};
+  if (found.experts != 0 && experts != 0 && found.experts != experts)
+    result.experts = {"experts", experts, found.experts};
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::string> contradictions(const Model& model) {
+  std::vector<std::string> all;
+  const Contradictions numbers = contradictions_of(model);
+  for (const auto& one : {numbers.layers, numbers.experts})
+    if (one) all.push_back(one->to_string());
+  const uint64_t vocabulary = fact_of(model, "vocab");
+  RuleFinder finder(model.rules());
+  for (const TensorInfo& tensor : model.tensors()) {
+    if (vocabulary == 0) break;
+    const auto match = finder.find(tensor.name);
+    if (!match || match->part_of != nullptr || !match->rule->tied_head) continue;
+    const std::optional<TensorCut>& cut = match->rule->cut;
+    if (!cut || !cut->vocab_multiple || cut->axis >= tensor.shape.size()) continue;
+    if (const uint64_t rows = tensor.shape[cut->axis]; rows < vocabulary)
+      all.push_back(fmt::format("config.json says a vocabulary of {}, and {} has {} rows",
+                                vocabulary, tensor.name, rows));
+  }
+  return all;
+}
+
+Result<> check_facts(const Model& model, const LayoutSpec& spec) {
+  if (spec.sizes.pp == 1 && spec.sizes.ep == 1) return ok();
+  const auto refuse = [&](const Contradiction& one, std::string_view size, uint32_t ranks,
+                          std::string_view why) -> Result<> {
+    return invalid_argument(
+        "{}: {} = {} {}; commit it with the right config.json, or save a rules.json with {}, {}",
+        one.to_string(), size, ranks, why,
+        rules_with(model.rules(), fmt::format("\"facts\": {{\"{}\": {}}}", one.fact, one.found)),
+        kThenTheLayout);
+  };
+  const Contradictions numbers = contradictions_of(model);
+  if (spec.sizes.pp > 1 && numbers.layers)
+    return refuse(*numbers.layers, "pp", spec.sizes.pp,
+                  "would have stages of layers that are not there");
+  if (spec.sizes.ep > 1 && numbers.experts)
+    return refuse(*numbers.experts, "ep", spec.sizes.ep, "would not give each rank as many");
+  return ok();
+}
+
+std::string rules_with(const RuleSet& rules, std::string_view member) {
+  const bool none = rules.family() == RuleSet::none()->family();
+  if (!none && !RuleSet::builtin(rules.family())) return std::string(member);
+  const std::string extends = none ? "" : fmt::format("\"extends\": \"{}\", ", rules.family());
+  return fmt::format("{{\"format\": \"ptc-rules/1\", {}{}}}", extends, member);
+}
+
+}  // namespace ptc
