@@ -124,7 +124,7 @@ bool may_be_torch(std::string_view path) {
 }
 
 const FileFormat& format_of(std::string_view path, bool in_set) {
-  if (path.ends_with(".distcp")) return dcp_format();
+  if (path.ends_with(kDcpEnding)) return dcp_format();
   if (in_set) return may_be_torch(path) ? dcp_format() : safetensors_format();
   if (path.ends_with(".npy")) return npy_format();
   if (is_megatron_buckets(path)) return megatron_buckets_format();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 
-#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"

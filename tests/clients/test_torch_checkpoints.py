@@ -671,3 +671,19 @@ class ReadByDcp(Checkpoints):
 
 if __name__ == "__main__":
     mount.main()
+    def test_what_lies_beside_the_files_of_dcp(self):
+        """Megatron's dist_checkpointing wants its own two files there."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        top = job.incoming("base") + "/iter_0000100"
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=top, no_dist=True)
+        written = {"metadata.json": b'{"sharded_backend": "torch_dist"}', "common.pt": b"any", "more/x.bin": b"y"}
+        for name, content in written.items():
+            models.write_file(f"{top}/{name}", content)
+        models.write_file(job.incoming("base") + "/latest_checkpointed_iteration.txt", "100")
+        job.commit("base")
+        at = job.checkpoint("base", "dcp")
+        self.assertEqual(sorted(os.listdir(at)), [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "more"])
+        for name, content in written.items():
+            self.assertEqual(mount.read_bytes(f"{at}/{name}"), content)
+
