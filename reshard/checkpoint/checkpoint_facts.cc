@@ -163,3 +163,4 @@ std::string CheckpointFacts::make_meta_json() const {
 }
 
 }  // namespace ptc
+    if (!file.inside.empty()) object["inside"] = file.inside;

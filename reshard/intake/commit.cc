@@ -500,6 +500,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                                             pad.checksum});
       }
     } else {
+      written.inside = file.naming.inside;
       written.checksum = file.whole;
     }
     draft.sources.push_back(file.source());

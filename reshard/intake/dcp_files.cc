@@ -85,10 +85,10 @@ std::vector<TorchStep> path_of(const DcpTensor& tensor) {
 }
 
 /// By tensor, in the metadata's own texts.
-std::vector<std::string_view> names_of(const DcpMetadata& metadata) {
+std::vector<std::string_view> names_of(const DcpMetadata& metadata, TorchNaming& naming) {
   TorchNames names;
   for (const DcpTensor& tensor : metadata.tensors) names.add(tensor.name, path_of(tensor));
-  return std::move(names).finish();
+  return std::move(names).finish({}, &naming);
 }
 
 }  // namespace
@@ -154,7 +154,8 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     for (uint32_t v = 0; v < metadata.values.size(); ++v)
       if (metadata.values[v].item.file != DcpItem::kNone)
         items[metadata.values[v].item.file].values.push_back(v);
-    const std::vector<std::string_view> names = names_of(metadata);
+    TorchNaming naming;
+    const std::vector<std::string_view> names = names_of(metadata, naming);
     for (const std::string_view name : names)
       if (auto path = tensor_path(name); path.has_error())
         return std::move(path).error().with_context(index.source());
@@ -186,3 +187,4 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
 }
 
 }  // namespace ptc
+          files[i]->naming = naming;
