@@ -545,6 +545,54 @@ class Distributed(Checkpoints):
         done = self.mount.ptc("verify", job.path)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_inside_a_key_of_any_name(self):
+        """As the state of DCP's AppState."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        value = {"app": self.value()}
+        dcp.save(value, checkpoint_id=job.incoming("base"), no_dist=True)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_whole(job)
+        self.expect_ranks(job)
+        job.set_layout(tp=2)
+        blank = {"app": {"model": {name: torch.zeros_like(tensor) for name, tensor in value["app"]["model"].items()}}}
+        dcp.load(blank, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_tensors(blank["app"]["model"], value["app"]["model"])
+
+    def test_two_iterations(self):
+        """A checkpoint is one of them; ptc import takes that which the run's own file names."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        run = self.temporary("run")
+        for number in (100, 200):
+            dcp.save({"decoder.w": torch.full((4,), float(number))}, checkpoint_id=f"{run}/iter_{number:07}", no_dist=True)
+        shutil.copytree(run, job.incoming("base"))
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        for reason in ("iter_0000100/.metadata and iter_0000200/.metadata both have a tensor 'decoder.w'", "move one away"):
+            self.assertIn(reason, job.commit_error("base"))
+        done = self.mount.ptc("import", "run", run, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("has 2 iterations, and no latest_checkpointed_iteration.txt", done.stderr)
+        models.write_file(run + "/latest_checkpointed_iteration.txt", "200")
+        done = self.mount.ptc("import", "run", run)
+        self.assertIn("left out: iter_0000100", done.stderr)
+        path = self.mount.path + "/run/checkpoints/base"
+        self.assertEqual(models.read_npy(path + "/model/decoder/w.npy")[1], bits(torch.full((4,), 200.)))
+        self.assertEqual(os.listdir(path + "/layouts/tp1-pp1-dp1/rank/0"), ["iter_0000200", "latest_checkpointed_iteration.txt", "tensors"])
+
+    def test_what_hugging_face_storage_writer_saved(self):
+        """Right into the directory, as it makes it."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        for number, options in enumerate(({"save_distributed": True}, {})):
+            job = self.mount.job(f"hugging-face-{number}")
+            os.makedirs(job.incoming("base"))
+            writer = dcp.HuggingFaceStorageWriter(job.incoming("base"), **options)
+            dcp.save(by_name(self.model.tensors), storage_writer=writer, no_dist=True)
+            models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+            job.commit("base")
+            self.expect_whole(job)
+
     def test_names_that_are_no_paths(self):
         """Refused, and the daemon goes on."""
         import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
@@ -670,6 +718,22 @@ class ReadByDcp(Checkpoints):
         job.set_layout(dp=2, optimizer="fsdp")
         self.load(job, value)
 
+    def test_what_lies_beside_the_files_of_dcp(self):
+        """Megatron's dist_checkpointing wants its own two files there."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        top = job.incoming("base") + "/iter_0000100"
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=top, no_dist=True)
+        written = {"metadata.json": b'{"sharded_backend": "torch_dist"}', "common.pt": b"any", "more/x.bin": b"y"}
+        for name, content in written.items():
+            models.write_file(f"{top}/{name}", content)
+        models.write_file(job.incoming("base") + "/latest_checkpointed_iteration.txt", "100")
+        job.commit("base")
+        at = job.checkpoint("base", "dcp")
+        self.assertEqual(sorted(os.listdir(at)), [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "more"])
+        for name, content in written.items():
+            self.assertEqual(mount.read_bytes(f"{at}/{name}"), content)
+
     def test_safetensors(self):
         job = self.new_job()
         self.model.write_hf(job.incoming("base") + "/rank/0")
@@ -734,19 +798,3 @@ class ReadByDcp(Checkpoints):
 
 if __name__ == "__main__":
     mount.main()
-    def test_what_lies_beside_the_files_of_dcp(self):
-        """Megatron's dist_checkpointing wants its own two files there."""
-        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
-        job = self.new_job()
-        top = job.incoming("base") + "/iter_0000100"
-        dcp.save({"w": torch.ones(2)}, checkpoint_id=top, no_dist=True)
-        written = {"metadata.json": b'{"sharded_backend": "torch_dist"}', "common.pt": b"any", "more/x.bin": b"y"}
-        for name, content in written.items():
-            models.write_file(f"{top}/{name}", content)
-        models.write_file(job.incoming("base") + "/latest_checkpointed_iteration.txt", "100")
-        job.commit("base")
-        at = job.checkpoint("base", "dcp")
-        self.assertEqual(sorted(os.listdir(at)), [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "more"])
-        for name, content in written.items():
-            self.assertEqual(mount.read_bytes(f"{at}/{name}"), content)
-
