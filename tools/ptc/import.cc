@@ -12,9 +12,9 @@
 #include <set>
 #include <thread>
 
+#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
 #include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
