@@ -128,6 +128,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
 
   const std::vector<CheckpointFacts::LeftOut>& left_out() const { return facts_->left_out; }
+  const CheckpointFacts::Uncut& zero_uncut() const { return facts_->zero_uncut; }
   /// Who may read what is computed of a tensor.
   const ReadRights& rights_of(uint32_t tensor) const { return facts_->rights_of(tensor); }
   /// Who may read what is made of all files.

@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
@@ -69,6 +70,7 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
     model_paths.push_back(prefix + path.value());
   }
   find_left_out(parameters);
+  find_zero_uncut();
   for (const TensorInfo& info : infos)
     if (const size_t at = info.file.rfind('/') + 1;
         info.by_stage && info.file.substr(at) == kMegatronFile) {
@@ -120,6 +122,17 @@ void CheckpointFacts::find_left_out(const std::vector<bool>& parameters) {
   for (const auto& [where, count] : counts) left_out.push_back({where.first, where.second, count});
 }
 
+void CheckpointFacts::find_zero_uncut() {
+  for (const WrittenFile& file : manifest.files) {
+    if (file.has_tensors) continue;
+    const auto name = deepspeed_name(file.path);
+    if (!name ||
+        (name->kind != DeepSpeedName::Kind::kZero && name->kind != DeepSpeedName::Kind::kZeroModel))
+      continue;
+    if (zero_uncut.files++ == 0) zero_uncut.first = file.path;
+  }
+}
+
 const std::string& CheckpointFacts::meta_json() const {
   std::call_once(meta_made_, [&] { meta_json_ = make_meta_json(); });
   return meta_json_;
@@ -150,6 +163,7 @@ std::string CheckpointFacts::make_meta_json() const {
   for (const WrittenFile& file : manifest.files) {
     json::object object{{"rank", file.rank}, {"path", file.path}, {"bytes", file.bytes}};
     if (!file.has_tensors) object["checksum"] = file.checksum.to_hex();
+    if (!file.inside.empty()) object["inside"] = file.inside;
     files.push_back(std::move(object));
   }
   meta["files"] = std::move(files);

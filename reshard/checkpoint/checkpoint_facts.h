@@ -45,6 +45,12 @@ class CheckpointFacts {
     uint64_t tensors = 0;
   };
   std::vector<LeftOut> left_out;  // by file
+  /// Files of ZeRO's that are kept as they were written, because others have the tensors.
+  struct Uncut {
+    std::string first;  // the path of one
+    uint64_t files = 0;
+  };
+  Uncut zero_uncut;
   /// Where in a rank's directory Megatron's own file is ("", "x/"); nullopt: it is not of
   /// Megatron's.
   std::optional<std::string> megatron_directory;
@@ -69,6 +75,7 @@ class CheckpointFacts {
                                                             GiveManifest&& give);
   void find_primary(const std::vector<bool>& parameters);
   void find_left_out(const std::vector<bool>& parameters);
+  void find_zero_uncut();
   std::string make_meta_json() const;
   std::unordered_map<std::string, ReadRights> rights_by_file_;
   ReadRights rights_of_all_;

@@ -13,6 +13,8 @@
 
 namespace ptc {
 
+inline constexpr std::string_view kDcpEnding = ".distcp";  // of such files' names
+
 struct DcpTable {
   std::vector<TensorEntry> tensors;  // their shapes are those of the boxes
   std::vector<Box> boxes;            // by tensor: of the whole

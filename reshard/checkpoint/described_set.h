@@ -90,8 +90,11 @@ class DescribedSet : public FileSet {
 
   void add_other(uint32_t index) {
     const WrittenFile& file = source_.checkpoint().manifest().files[index];
-    if (has(file.path)) return;
-    add({file.path, file.bytes, "", source_.checkpoint().manifest().rights_of(file)}, Kind::kImage,
+    add_other(index, file.path, source_.checkpoint().manifest().rights_of(file));
+  }
+  void add_other(uint32_t index, const std::string& path, const ReadRights& rights) {
+    if (has(path)) return;
+    add({path, source_.checkpoint().manifest().files[index].bytes, "", rights}, Kind::kImage,
         [index](const ContentSource& source) {
           return source.open([index, &checkpoint = source.checkpoint()](const StoredState& stored) {
             return ContentSource::written(checkpoint, stored, index);

@@ -129,7 +129,7 @@ namespace {
 constexpr FormatRow kFormats[] = {
     {"distributed checkpointing",
      [](std::string_view path, bool in_set) {
-       return path.ends_with(".distcp") || (in_set && may_be_torch(path));
+       return path.ends_with(kDcpEnding) || (in_set && may_be_torch(path));
      },
      dcp_format, ""},
     {"NumPy", [](std::string_view path, bool in_set) { return !in_set && path.ends_with(".npy"); },

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "reshard/checkpoint/checkpoint.h"
+#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_tree.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/described_set.h"
@@ -294,6 +295,10 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
       return tree;
     };
     Result<DcpTree> tree = make();
+    std::set<std::string> directories;  // that dcp.save wrote
+    for (const WrittenFile& file : manifest().files)
+      if (file.has_tensors && file.path.ends_with(kDcpEnding))
+        directories.insert(file.path.substr(0, file.path.rfind('/') + 1));
     // What cannot be made must not keep the checkpoint from being listed and removed.
     if (tree.has_error()) {
       set->add_text(kLeftOut, "Nothing is here: " + tree.error().message() + "\n", rights);
@@ -304,6 +309,12 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                    const ContentSource& source) { return source.open_gathered(layout); });
     set->add_text(".metadata", std::move(tree.value().metadata), rights);
+    // Megatron looks for its metadata.json and common.pt beside it.
+    for (const uint32_t file : other_files(RankCoords()))
+      if (const std::string& path = manifest().files[file].path;
+          directories.size() == 1 && path.starts_with(*directories.begin()) &&
+          path != *directories.begin() + kLeftOut)
+        set->add_other(file, path.substr(directories.begin()->size()), rights);
     if (!tree.value().left_out.empty())
       set->add_text(kLeftOut,
                     "Not in this directory, but in model/ or layouts/ of the checkpoint:\n" +

@@ -84,6 +84,9 @@ Result<WrittenFile> parse_file(const json::object& object) {
     if (object.contains("boxes")) {
       PTC_TRY(file.boxes, member<bool>(object, "boxes"));
     }
+    if (object.contains("inside")) {
+      PTC_TRY(file.inside, member<std::string>(object, "inside"));
+    }
     PTC_TRY(file.header_bytes, member<uint64_t>(object, "header_bytes"));
     PTC_TRY(file.header_offset, member<uint64_t>(object, "header_offset"));
   } else {
@@ -220,6 +223,7 @@ std::string Manifest::to_text() const {
       if (file.dp_cut) object["dp_cut"] = true;
       object["set"] = file.set;
       if (file.boxes) object["boxes"] = true;
+      if (!file.inside.empty()) object["inside"] = file.inside;
       object["header_bytes"] = file.header_bytes;
       object["header_offset"] = file.header_offset;
     } else {

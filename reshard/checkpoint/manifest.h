@@ -47,6 +47,7 @@ struct WrittenFile {
       false;  // of a set: its arrays are the parts of tensors that its header says (dcp_sharding())
   uint64_t header_bytes = 0;   // the header as it was written, kept in headers.bin …
   uint64_t header_offset = 0;  // … at this offset
+  std::string inside = {};     // the key above the model that its names are without (torch_names.h)
   // Without:
   Checksum checksum;  // of the file as a vector of bytes
   /// nullopt: written when that was not kept. Of replicas that wrote the same: of all of them.

@@ -57,6 +57,7 @@ void take_arguments(const Pickle& pickle, PickleId state, MegatronFile& file) {
     const std::string_view name = pickle.text(key);
     if (name == kPipelineLayout && !pickle.is(value, PickleKind::kNone))
       file.arguments.insert_or_assign(std::string(name), 1);
+    if (name == "rank" && pickle.is(value, PickleKind::kInt)) file.rank = pickle.integer(value);
     if (std::find(std::begin(kArguments), std::end(kArguments), name) == std::end(kArguments))
       return ok();
     switch (pickle.kind(value)) {

@@ -22,6 +22,7 @@ namespace ptc {
 
 struct MegatronFile {
   std::optional<int64_t> iteration;
+  std::optional<int64_t> rank;  // `args` say that this process was its writer
   /// Of `args` those that matter to ptcfs and are whole numbers, true as 1: "num_layers" → 24.
   std::map<std::string, int64_t, std::less<>> arguments;
   /// The same as values of the pickle.

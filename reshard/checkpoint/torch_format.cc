@@ -122,13 +122,15 @@ class TorchFormat final : public FileFormat {
   Result<std::string> outline(const ReadAt& read, uint64_t file_bytes,
                               std::optional<DType>) const override {
     PTC_TRY(const auto file, TorchFile::read(read, file_bytes));
-    PTC_TRY(const TorchModelTensors model, torch_model_tensors(file, {}));
+    PTC_TRY(const TorchModelTensors model, torch_model_tensors(file, {}, true));
     std::vector<TorchOutlineRange> arrays;
     for (const uint32_t i : model.numbers) {
       const TorchTensor& tensor = file.tensors()[i];
       if (tensor.bytes > 0) arrays.push_back({tensor.offset, tensor.offset + tensor.bytes});
     }
-    return read_torch_outline(read, file_bytes, std::move(arrays));
+    PTC_TRY(auto text, read_torch_outline(read, file_bytes, std::move(arrays)));
+    if (!model.naming.inside.empty()) text = with_naming(text, model.naming);
+    return text;
   }
 
   Result<FileTensors> tensors(const FileOutline& outline, std::string_view,

@@ -38,13 +38,47 @@ void TorchNames::add(std::string_view whole, std::span<const TorchStep> path) {
   names_.push_back(whole.substr(std::min(enclosing_bytes(path), whole.size())));
   of_optimizer_.push_back(std::any_of(
       path.begin(), path.end(), [](const TorchStep& step) { return is_among(kOptimizer, step); }));
+  const size_t within =
+      path.size() < 2 ? 0 : path[0].key.size() + 1 + enclosing_bytes(path.subspan(1));
+  within_.push_back(static_cast<uint32_t>(std::min(within, whole.size())));
+  look_for_inside(path);
+}
+
+void TorchNames::look_for_inside(std::span<const TorchStep> path) {
+  if (path.empty()) return;
+  const bool known = is_among(kEnclosing, path[0]) || is_among(kOptimizer, path[0]);
+  at_the_top_ = at_the_top_ || (known && path.size() > 1);
+  const auto add = [&](std::set<std::string, std::less<>>& keys) {
+    if (keys.size() < 2) keys.insert(path[0].key);
+  };
+  if (!known && path.size() > 2 && path[0].kind == TorchStep::Kind::kKey &&
+      is_among(kEnclosing, path[1]))
+    add(above_model_);
+  if (std::any_of(path.begin(), path.end(), [](const TorchStep& step) {
+        return step.kind == TorchStep::Kind::kKey && step.key.find('.') != step.key.npos;
+      }))
+    add(with_dots_);
+}
+
+std::string TorchNames::inside() const {
+  if (at_the_top_ || above_model_.size() != 1) return "";
+  const std::string& key = *above_model_.begin();
+  const bool all = with_dots_.empty() || (with_dots_.size() == 1 && with_dots_.contains(key));
+  return all ? key : "";
 }
 
 std::vector<std::string_view> TorchNames::finish(const std::optional<TorchNaming>& as,
-                                                 TorchNaming* naming) && {
+                                                 TorchNaming* naming, bool before_inside) && {
   TorchNaming found;
   found.of_model =
       std::find(of_optimizer_.begin(), of_optimizer_.end(), false) != of_optimizer_.end();
+  if (!before_inside) found.inside = inside();
+  if (as && found.inside != as->inside) found.inside.clear();
+  for (size_t i = 0; i < names_.size() && !found.inside.empty(); ++i)
+    if (const std::string_view whole = whole_[i]; whole.size() > found.inside.size() &&
+                                                  whole.starts_with(found.inside) &&
+                                                  whole[found.inside.size()] == '.')
+      names_[i] = whole.substr(within_[i]);
   const auto all_begin_with = [&](std::string_view wrapper) {
     for (size_t i = 0; i < names_.size(); ++i)
       if (!of_optimizer_[i] &&
@@ -74,12 +108,14 @@ std::vector<std::string_view> TorchNames::finish(const std::optional<TorchNaming
     return !name.empty() && seen.insert(name).second;
   });
   found.whole = !unique || (as && as->whole);
+  if (found.whole) found.inside.clear();
   if (naming != nullptr) *naming = found;
   return found.whole ? std::move(whole_) : std::move(names_);
 }
 
 TorchNaming in_common(const TorchNaming& a, const TorchNaming& b) {
-  TorchNaming both{a.whole || b.whole, {}, a.of_model || b.of_model};
+  TorchNaming both{
+      a.whole || b.whole, {}, a.of_model || b.of_model, a.inside == b.inside ? a.inside : ""};
   if (!a.of_model || !b.of_model) {
     both.wrappers = a.of_model ? a.wrappers : b.wrappers;
     return both;

@@ -13,6 +13,9 @@ namespace {
 constexpr std::string_view kMagic = "ptctorch";
 /// The same, then a TorchNaming: a number (1: whole), the length of the wrappers, these.
 constexpr std::string_view kMagicNaming = "ptctorc2";
+/// The same with the length of the key that they are inside, after that of the wrappers, and the
+/// key after these.
+constexpr std::string_view kMagicInside = "ptctorc3";
 
 /// kInvalidArgument: of state by number it cannot be told whose it is.
 Result<> name_by_parameters(const TorchFile& file, TorchModelTensors& found) {
@@ -78,14 +81,18 @@ Result<std::string> read_torch_outline(const ReadAt& read, uint64_t file_bytes,
 Result<std::optional<TorchNaming>> take_torch_naming(std::string_view& text) {
   std::optional<TorchNaming> naming;
   if (text.starts_with(kMagic)) return text.remove_prefix(kMagic.size()), naming;
-  uint64_t numbers[2];
-  if (text.starts_with(kMagicNaming) && text.size() >= kMagicNaming.size() + sizeof numbers) {
+  const bool inside = text.starts_with(kMagicInside);
+  uint64_t numbers[3] = {};
+  const size_t number_bytes = (inside ? 3 : 2) * sizeof numbers[0];
+  if ((inside || text.starts_with(kMagicNaming)) &&
+      text.size() >= kMagicNaming.size() + number_bytes) {
     text.remove_prefix(kMagicNaming.size());
-    std::memcpy(numbers, text.data(), sizeof numbers);
-    text.remove_prefix(sizeof numbers);
-    if (numbers[1] <= text.size()) {
-      naming = TorchNaming{numbers[0] == 1, std::string(text.substr(0, numbers[1])), false};
-      return text.remove_prefix(numbers[1]), naming;
+    std::memcpy(numbers, text.data(), number_bytes);
+    text.remove_prefix(number_bytes);
+    if (numbers[1] <= text.size() && numbers[2] <= text.size() - numbers[1]) {
+      naming = TorchNaming{numbers[0] == 1, std::string(text.substr(0, numbers[1])), false,
+                           std::string(text.substr(numbers[1], numbers[2]))};
+      return text.remove_prefix(numbers[1] + numbers[2]), naming;
     }
   }
   return make_error(Code::kCorrupt, "its outline is damaged");
@@ -131,7 +138,8 @@ ReadAt read_torch_literals(const Literals& literals) {
 }
 
 Result<TorchModelTensors> torch_model_tensors(const TorchFile& file,
-                                              const std::optional<TorchNaming>& as) {
+                                              const std::optional<TorchNaming>& as,
+                                              bool written_now) {
   TorchModelTensors found;
   TorchNames names;
   for (uint32_t i = 0; i < file.tensors().size(); ++i) {
@@ -142,7 +150,7 @@ Result<TorchModelTensors> torch_model_tensors(const TorchFile& file,
     found.numbers.push_back(i);
     names.add(tensor.name, path);
   }
-  found.names = std::move(names).finish(as, &found.naming);
+  found.names = std::move(names).finish(as, &found.naming, !written_now && !as);
   found.megatron = megatron_file(file);
   if (found.megatron) {
     PTC_TRY(name_by_parameters(file, found));
@@ -199,10 +207,15 @@ FileLayout finish_torch_layout(TorchLayout made, std::vector<uint64_t> offsets,
 
 std::string with_naming(std::string_view outline, const TorchNaming& naming) {
   if (!take_torch_naming(outline)) return std::string(outline);
-  std::string text(kMagicNaming);
-  for (const uint64_t number : {uint64_t{naming.whole}, uint64_t{naming.wrappers.size()}})
+  const bool inside = !naming.inside.empty();
+  std::string text(inside ? kMagicInside : kMagicNaming);
+  const auto add = [&](uint64_t number) {
     text.append(reinterpret_cast<const char*>(&number), sizeof number);
-  return text.append(naming.wrappers).append(outline);
+  };
+  add(naming.whole);
+  add(naming.wrappers.size());
+  if (inside) add(naming.inside.size());
+  return text.append(naming.wrappers).append(naming.inside).append(outline);
 }
 
 }  // namespace ptc

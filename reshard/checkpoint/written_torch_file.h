@@ -2,7 +2,7 @@
 //
 // An outline is the file without its tensors' bytes, as text: a magic text, the number of pieces,
 // of each its offset and length, then their bytes. Before that there may be a TorchNaming, which
-// files of one name that several ranks wrote have in common.
+// files of one name that several ranks wrote have in common, or which has a key above the model.
 #pragma once
 
 #include <cstdint>
@@ -50,10 +50,12 @@ struct TorchModelTensors {
   std::optional<MegatronFile> megatron;
   std::optional<MegatronOptimizer> optimizer;  // of such a file, whose names are in it
 };
-/// `as`: how they are named; else each is by what this file has. kInvalidArgument: of state by
-/// number it cannot be told whose it is.
+/// `as`: how they are named; else each is by what this file has. `written_now`: no outline of it
+/// was kept before that says how. kInvalidArgument: of state by number it cannot be told whose it
+/// is.
 Result<TorchModelTensors> torch_model_tensors(const TorchFile& file,
-                                              const std::optional<TorchNaming>& as);
+                                              const std::optional<TorchNaming>& as,
+                                              bool written_now = false);
 
 /// One that a new file shall be like.
 class WrittenTorchFile {

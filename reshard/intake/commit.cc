@@ -391,13 +391,24 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
   return std::optional(std::move(spec));
 }
 
-/// What distributed checkpointing wrote has whole tensors, as a single process has them.
+/// Files in the place of rank/ that are no tree of Megatron's.
+bool is_flat(const std::vector<Found>& found) {
+  return std::any_of(
+             found.begin(), found.end(),
+             [](const Found& file) { return !file.at.empty() && !file.at.starts_with("rank/"); }) &&
+         std::none_of(found.begin(), found.end(),
+                      [](const Found& file) { return megatron_place(file.at).has_value(); });
+}
+
+/// What distributed checkpointing wrote has whole tensors, as a single process has them; and so has
+/// what lies in the place of rank/, if nobody says otherwise.
 bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
   const auto is_own = [](const Found& file) { return !file.at.empty(); };
   if (std::any_of(found.begin(), found.end(),
                   [&](const Found& file) { return is_own(file) && is_dcp_metadata(file); }) ||
       (has_deepspeed(found) && std::any_of(found.begin(), found.end(), is_own)))
     return true;
+  if (!layout_is_said && is_flat(found)) return true;
   return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
          std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
 }
@@ -489,6 +500,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     if (file.has_tensors) {
       written.set = file.set;
       written.boxes = !file.boxes.empty();
+      written.inside = file.naming.inside;
       written.header_bytes = file.header_bytes;
       written.header_offset = header_bytes;
       header_bytes += file.header_bytes;

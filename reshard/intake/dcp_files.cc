@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
+#include <utility>
 
-#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "store/base/json.h"
@@ -86,11 +87,32 @@ std::vector<TorchStep> path_of(const DcpTensor& tensor) {
 }
 
 /// By tensor, in the metadata's own texts.
-std::vector<std::string_view> names_of(const DcpMetadata& metadata) {
+std::vector<std::string_view> names_of(const DcpMetadata& metadata, TorchNaming& naming) {
   TorchNames names;
   for (const DcpTensor& tensor : metadata.tensors) names.add(tensor.name, path_of(tensor));
-  return std::move(names).finish();
+  return std::move(names).finish({}, &naming);
 }
+
+/// Two iterations of one run, say: a checkpoint is one state.
+class NamesByDirectory {
+ public:
+  /// kInvalidArgument: another directory has one of them, too.
+  Result<> add(const Found& index, const DcpMetadata& metadata) {
+    const std::string directory = folder_of(index.path);
+    for (const DcpTensor& tensor : metadata.tensors) {
+      const auto [known, is_new] = names_.try_emplace(tensor.name, directory, index.source());
+      if (is_new || known->second.first == directory) continue;
+      return invalid_argument(
+          "{} and {} both have a tensor {}: they are two checkpoints, and a checkpoint is one; "
+          "move one away",
+          known->second.second, index.source(), ptc::quoted(tensor.name));
+    }
+    return ok();
+  }
+
+ private:
+  std::unordered_map<std::string, std::pair<std::string, std::string>> names_;
+};
 
 }  // namespace
 
@@ -101,6 +123,8 @@ bool is_dcp_metadata(const Found& file) {
 Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std::stop_token stop) {
   std::map<std::pair<uint64_t, std::string>, Found*> by_path;
   for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  const bool several = std::count_if(found.begin(), found.end(), is_dcp_metadata) > 1;
+  NamesByDirectory names_by_directory;
   for (Found& index : found) {
     if (!is_dcp_metadata(index)) continue;
     if (index.node != nullptr)
@@ -119,6 +143,9 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     auto parsed = parse_dcp_metadata(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
     const DcpMetadata& metadata = parsed.value();
+    if (several) {
+      PTC_TRY(names_by_directory.add(index, metadata));
+    }
     const std::string directory = folder_of(index.path);
     std::vector<Found*> files;
     std::vector<uint64_t> bytes;
@@ -155,7 +182,8 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     for (uint32_t v = 0; v < metadata.values.size(); ++v)
       if (metadata.values[v].item.file != DcpItem::kNone)
         items[metadata.values[v].item.file].values.push_back(v);
-    const std::vector<std::string_view> names = names_of(metadata);
+    TorchNaming naming;
+    const std::vector<std::string_view> names = names_of(metadata, naming);
     for (const std::string_view name : names)
       if (auto path = tensor_path(name); path.has_error())
         return std::move(path).error().with_context(index.source());
@@ -165,6 +193,7 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     PTC_TRY(executor.team().parallel_for(
         files.size(),
         [&](size_t i) {
+          files[i]->naming = naming;
           return read_items(dir_fd, metadata, items[i], names, paths, set, *files[i]);
         },
         stop));

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/exec/executor.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/error.h"
@@ -11,7 +12,6 @@
 namespace ptc {
 
 inline constexpr std::string_view kDcpMetadata = ".metadata";
-inline constexpr std::string_view kDcpEnding = ".distcp";
 
 /// Whether the file is a `.metadata`.
 bool is_dcp_metadata(const Found& file);

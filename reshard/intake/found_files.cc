@@ -9,9 +9,10 @@
 #include <charconv>
 #include <map>
 
+#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
+#include "reshard/checkpoint/torch_names.h"
 #include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_name.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
@@ -134,9 +135,38 @@ bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
   });
 }
 
+/// Files of a model, or of torch.save's, that are right here, as frameworks leave them: a directory
+/// of Hugging Face's or of its Trainer's, what HuggingFaceStorageWriter wrote, a checkpoint that is
+/// one file.
+Result<bool> is_flat(int dir_fd, const std::vector<std::string>& top) {
+  std::vector<std::string_view> files, torch_files;
+  bool index = false;
+  for (const std::string& name : top) {
+    struct stat st {};
+    if (fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode))
+      continue;
+    index = index || name.ends_with(".safetensors.index.json");
+    if (name.ends_with(".safetensors")) files.push_back(name);
+    else if (may_be_torch(name)) torch_files.push_back(name);
+  }
+  if (files.empty()) files = std::move(torch_files);
+  // Ranks that have named their files so.
+  std::map<std::string, std::string_view> kinds;
+  for (const std::string_view name : files) {
+    if (index || name.starts_with("shard-") || name.find("-of-") != name.npos) continue;
+    const auto [other, is_new] = kinds.try_emplace(without_numbers(name), name);
+    if (!is_new)
+      return invalid_argument(
+          "{} and {} may be of several ranks: put the files of each into rank/0/, rank/1/ …, or, "
+          "if a single process wrote both, into rank/0/",
+          other->second, name);
+  }
+  return !files.empty();
+}
+
 /// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
-/// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, or a tree of
-/// Megatron's. They are those of rank 0, but for that tree's.
+/// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, a tree of
+/// Megatron's, or a model's own files. They are those of rank 0, but for that tree's.
 Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
   std::vector<Found> found;
   const bool megatron = is_megatron_tree(dir_fd, top);
@@ -145,7 +175,10 @@ Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::stri
     return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
                                            &st, AT_SYMLINK_NOFOLLOW) == 0;
   });
-  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top)) return found;
+  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top)) {
+    PTC_TRY(const bool flat, is_flat(dir_fd, top));
+    if (!flat) return found;
+  }
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
     return file.path == "layout.json" || file.path == kConsumedFile;

@@ -149,7 +149,7 @@ Result<> agree_on_names(std::vector<Found>& found) {
     for (Found& file : found) {
       if (!file.has_tensors || file.tensors.empty()) continue;
       const TorchNaming& naming = namings.at(file.path);
-      if (file.naming.whole == naming.whole &&
+      if (file.naming.whole == naming.whole && file.naming.inside == naming.inside &&
           (!file.naming.of_model || file.naming.wrappers == naming.wrappers))
         continue;
       changed = true;

@@ -1,9 +1,11 @@
 #include "reshard/intake/megatron_tree.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "reshard/checkpoint/megatron_names.h"
 #include "store/base/json.h"
@@ -185,6 +187,34 @@ Result<> check_expert_ranks(const LayoutSpec& spec, const std::vector<const Foun
                               ptc::quoted(absent.empty() ? more : absent),
                               absent.empty() ? file->source() : first_file->source());
     }
+  }
+  return ok();
+}
+
+/// However Megatron orders its axes, of two ranks that differ in one alone that with the larger
+/// number there has the larger rank. What says so of each file is its args' `rank`, unless several
+/// have the same: a program that converts writes all files, and a layout has files made like
+/// others.
+Result<> check_writers(const LayoutSpec& spec, const std::vector<const Found*>& files) {
+  std::set<int64_t> ranks;
+  for (const Found* file : files)
+    if (!file->megatron->rank || !ranks.insert(*file->megatron->rank).second) return ok();
+  for (const auto& [axis, what] :
+       {std::pair(&RankCoords::tp, "tp rank"), std::pair(&RankCoords::pp, "stage")}) {
+    std::map<std::array<uint32_t, 5>, std::map<uint32_t, const Found*>> lines;  // along the axis
+    for (const Found* file : files) {
+      RankCoords at = spec.coords(file->rank);
+      const uint32_t number = std::exchange(at.*axis, 0);
+      lines[{at.tp, at.pp, at.ep, at.dp, at.cp}].emplace(number, file);
+    }
+    for (const auto& [others, line] : lines)
+      for (auto last = line.begin(), next = last; ++next != line.end(); last = next)
+        if (*next->second->megatron->rank < *last->second->megatron->rank)
+          return invalid_argument(
+              "{} is {} {} by its place and {} {} {}, and their args say rank {} and rank {}: have "
+              "two directories been swapped?",
+              last->second->source(), what, last->first, next->second->source(), what, next->first,
+              *last->second->megatron->rank, *next->second->megatron->rank);
   }
   return ok();
 }
@@ -425,6 +455,7 @@ Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found)
   }
   if (!is_tree) {
     PTC_TRY(check_ranks(spec, found));
+    PTC_TRY(check_writers(spec, files));
     PTC_TRY(check_expert_ranks(spec, files));
     return check_layers(false, spec, files);
   }
@@ -453,6 +484,7 @@ Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found)
   files.clear();
   for (const Found& file : found)
     if (file.megatron) files.push_back(&file);
+  PTC_TRY(check_writers(spec, files));
   PTC_TRY(check_expert_ranks(spec, files));
   return check_layers(!said, spec, files);
 }

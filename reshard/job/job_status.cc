@@ -177,6 +177,12 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
                         "values: hf/ is without them; if they are "
                         "parts of the same tensors, each part belongs to a rank of its own",
                         checkpoint.name(), one.tensors, one.file)));
+    if (const CheckpointFacts::Uncut& zero = checkpoint.zero_uncut(); zero.files > 0)
+      warnings.push_back(json::value(fmt::format(
+          "checkpoint {}: {} files of DeepSpeed's ({} …) lie beside files that have the "
+          "tensors, and are kept as they were written: no layout cuts what is in them. "
+          "If that is wanted, commit their directory as a checkpoint of its own",
+          checkpoint.name(), zero.files, zero.first)));
     checkpoints.push_back(std::move(object));
   }
   status["warnings"] = std::move(warnings);

@@ -92,9 +92,9 @@ def swap_two(weight_map):
     weight_map["wte.weight"] = SHARDS[1]
 
 
-def moved_up(at):
-    for name in os.listdir(at + "/rank/0"):
-        os.rename(f"{at}/rank/0/{name}", f"{at}/{name}")
+def ranks_moved_up(at):
+    os.rename(at + "/rank/0/model.safetensors", at + "/model-0.safetensors")
+    shutil.copy(at + "/model-0.safetensors", at + "/model-1.safetensors")
     shutil.rmtree(at + "/rank")
 
 
@@ -133,7 +133,7 @@ WHOLE = next(t for t in MODEL.tensors if t.name == WEIGHT)
 REFUSED = {
     # directories and ranks
     "nothing in it": (hf, without("rank"), "no rank/ directory"),
-    "files not under rank/": (hf, moved_up, "is not under rank/<r>/"),
+    "ranks' files not under rank/": (hf, ranks_moved_up, "model-0.safetensors and model-1.safetensors may be of several ranks", "rank/1/"),
     "a file beside rank/": (hf, with_file("notes.txt", "x"), "'notes.txt' is not under rank/<r>/"),
     "rank/ is empty": (hf, without("rank/0"), "rank/ holds no files"),
     "not a rank's number": (hf, with_file("rank/first/x", "x"), "rank/first is not a rank's number"),

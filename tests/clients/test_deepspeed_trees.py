@@ -1,4 +1,5 @@
 """What DeepSpeed's engine saved, and universal folders made of it, committed as they are: the whole is put together."""
+import contextlib
 import enum
 import os
 import random
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 
 import models
 import mount
+import ranks
 from models import Tensor, count
 
 torch = mount.require("torch")
+sys.path.insert(0, ranks.PACKAGE)
+import ptc  # noqa: E402  pylint: disable=wrong-import-position
 
 TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 LAYOUTS = {"tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1": (2, 1), "tp2-pp3-dp1": (2, 3)}
@@ -278,6 +282,48 @@ class Trees(mount.TestCase):
                 self.assertEqual([group["lr"] for group in values["base_optimizer_state"]["param_groups"]], [0.25, 0.25])
                 self.assertEqual((values["loss_scaler"].cur_scale, values["zero_stage"]), (1.0, Stage.TWO))
                 self.assertEqual(values["base_optimizer_state"]["state"][1]["step"], 7)
+
+    def test_loaded_by_python(self):
+        """By tools/python, without running code: what is of DeepSpeed's own classes is left out."""
+        for kind in ("flat", "stage-3", "universal"):
+            with self.subTest(kind):
+                job = self.mount.job(f"python-{kind}")
+                top = job.incoming("base") + "/global_step100"
+                if kind == "flat":
+                    self.trained.save_flat(lambda rank, top=top: top, 2)
+                elif kind == "stage-3":
+                    self.trained.save_stage_3(top, 2)
+                else:
+                    self.trained.save_universal(top)
+                self.beside(job.incoming("base"))
+                job.commit("base")
+                with contextlib.ExitStack() as stack:
+                    if kind != "universal":
+                        stack.enter_context(self.assertWarnsRegex(UserWarning, "zero_stage .*ZeroStageEnum"))
+                    state = ptc.load(job.checkpoint("base"), rank=0)
+                tensors = state["model" if kind == "stage-3" else "optim"]
+                for name, tensor in self.trained.whole["exp_avg"].items():
+                    self.assertEqual(bits(tensors[f"{name}.exp_avg"]), tensor.data, name)
+                of_model = state if kind == "stage-3" else state["model_states"]
+                self.assertEqual(of_model["global_steps"], 100)
+                if kind != "universal":
+                    self.assertIs(state["optimizer_state_dict"]["overflow"], False)
+
+    def test_beside_files_of_safetensors(self):
+        """As the Trainer leaves it: those have the model, and that nothing cuts ZeRO's is said."""
+        for number, below in enumerate(("", "/rank/0")):
+            job = self.mount.job(f"trainer-{number}")
+            top = job.incoming("base") + below
+            self.model.write_hf(top)
+            self.trained.save_flat(lambda rank, top=top: top + "/global_step100", 2)
+            self.beside(top)
+            job.commit("base")
+            self.expect_hf(job, self.model.tensors)
+            job.set_layout(tp=2)
+            warning, = job.status()["warnings"]
+            for words in ("checkpoint base: 2 files of DeepSpeed's (global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt …)",
+                          "no layout cuts what is in them"):
+                self.assertIn(words, warning)
 
     def test_round_robin_gradients(self):
         for dp in (2, 3):

@@ -35,6 +35,26 @@ os._exit(0)
 """
 
 
+TORCH_DIST_LOAD = """
+import multiprocessing, os, sys
+import torch
+torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing import ShardedTensor
+torch.distributed.init_process_group("gloo")
+world = torch.distributed.get_world_size()
+parallel_state.initialize_model_parallel(world, 1)
+rank = torch.distributed.get_rank()
+mine = torch.zeros(8 // world, 4)
+found = dist_checkpointing.load({"w": ShardedTensor.from_rank_offsets("decoder.w", mine, (0, rank, world))}, sys.argv[1])
+assert torch.equal(found["w"], torch.arange(32.).reshape(8, 4).chunk(world)[rank]), found
+assert found["iteration"] == 100, found
+torch.distributed.barrier()
+for child in multiprocessing.active_children(): child.kill()
+os._exit(0)
+"""
+
+
 class MegatronCore(mount.TestCase):
     def run_ranks(self, world, *command):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -106,6 +126,8 @@ class MegatronCore(mount.TestCase):
         state = {"decoder.w": torch.zeros(8, 4), "optimizer.state.exp_avg.decoder.w": torch.zeros(8, 4)}
         dcp.load(state, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
         self.expect_same(state, {"decoder.w": whole, "optimizer.state.exp_avg.decoder.w": whole + 1}, "dcp/")
+        for world in (1, 4):
+            self.run_ranks(world, "-c", TORCH_DIST_LOAD, job.checkpoint("base", "dcp"))
         self.assertEqual(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "iter_0000100/common.pt"), weights_only=True)["iteration"], 100)
 
     def test_a_run_whose_layout_changes(self):

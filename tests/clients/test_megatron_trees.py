@@ -7,11 +7,16 @@ import math
 import os
 import random
 import shutil
+import sys
 from collections import OrderedDict
 
 import mount
+import ranks
 
 torch = mount.require("torch")
+sys.path.insert(0, ranks.PACKAGE)
+import ptc  # noqa: E402  pylint: disable=wrong-import-position
+import torch.distributed.checkpoint as dcp  # noqa: E402  pylint: disable=wrong-import-position
 
 HIDDEN, HEADS, GROUPS, FFN, VOCAB, POSITIONS = 16, 4, 2, 24, 300, 12
 HEAD = HIDDEN // HEADS
@@ -876,6 +881,26 @@ class Experts(Trees):
         self.expect_layout(job, model, "tp1-pp2-dp1-ep4-vpp4", 1, 2, False, ep=4, vpp=4)
 
 
+class LoadedByPython(Trees):
+    def test_args_are_left_out(self):
+        """tools/python has the rest of a rank's files, and all of the model by its names, without running code."""
+        job = self.new_job()
+        save_tree(job.incoming("base"), Model(), 2, 1, mixed=False)
+        job.commit("base")
+        job.wait()
+        with self.assertWarnsRegex(UserWarning, r"is loaded without args \(argparse.Namespace\)"):
+            state = ptc.load(job.checkpoint("base"), rank=1)
+        self.assertNotIn("args", state)
+        self.assertEqual(state["iteration"], 100)
+        expected = {name: tensor for name, tensor in Model().rank(1, 2, 0, 1).items() if tensor is not None}
+        self.expect_same({name: state["model"][name] for name in expected}, expected)
+        state = {"model": {"output_layer.weight": torch.zeros(padded(1), HIDDEN)[:VOCAB]}, "iteration": 0}
+        with self.assertWarns(UserWarning):
+            dcp.load(state, storage_reader=ptc.Reader(job.checkpoint("base")), no_dist=True)
+        self.assertEqual(state["iteration"], 100)
+        self.assertTrue(torch.equal(state["model"]["output_layer.weight"], fill("output_layer.weight", VOCAB, HIDDEN)))
+
+
 class Refused(Trees):
     def refuse(self, name, why, spoil=lambda top: None, tp=2, pp=2, model=None, **options):
         job = self.mount.job(name)
@@ -909,6 +934,30 @@ class Refused(Trees):
         def iteration(coords, state):
             return {**state, "iteration": 100 + coords[2]}
         self.refuse("iteration", ("iteration 101", "iteration 100"), change=iteration)
+
+    def test_directories_that_were_swapped(self):
+        """Each args have their writer's number; of files that one process wrote, or that were made for a layout, it says nothing."""
+        def swap(one, other):
+            return lambda top: [os.rename(f"{top}/{a}", f"{top}/{b}") for a, b in ((one, "x"), (other, one), ("x", other))]
+        self.refuse("swapped-ranks", ("mp_rank_00_000/model_optim_rng.pt is tp rank 0 by its place", "rank 1 and rank 0", "swapped"),
+                    swap("mp_rank_00_000", "mp_rank_01_000"))
+        self.refuse("swapped-stages", ("is stage 1 by its place", "swapped"), swap("mp_rank_00_001", "mp_rank_00_002"), tp=1, pp=4)
+
+        def converted(_coords, state):
+            state["args"].rank = 0
+            return state
+
+        def pipeline_first(coords, state):
+            state["args"].rank = coords[0] * 2 + coords[2]
+            return state
+        for name, change in (("converted", converted), ("pipeline-first", pipeline_first)):
+            job = self.mount.job(name)
+            save_tree(job.incoming("base"), Model(), 2, 2, change=change)
+            job.commit("base")
+            for layout in ("tp4-pp1-dp1", "tp1-pp4-dp1", "tp2-pp1-dp1"):
+                again = self.mount.job(f"{name}-{layout}")
+                shutil.copytree(job.checkpoint("base", "layouts", layout, "megatron"), again.incoming("base"))
+                again.commit("base")
 
     def test_layers_that_are_not_those_of_args(self):
         self.refuse("layers", ("num_layers 6", "2 layers"), num_layers=6)

@@ -390,6 +390,69 @@ class Saved(Checkpoints):
         self.assertEqual(mount.error_of(lambda: job.save_layout(dp=256, optimizer="fsdp")), "EINVAL")
         self.assertIn("each of 256 files has as many", job.status()["last_error"]["what"])
 
+    def test_inside_a_key_of_any_name(self):
+        """{"app": {"model": …, "optim": …}}: names are without it, and the file has it as it was."""
+        job = self.new_job()
+        job.set_layout(tp=2)
+        self.save_ranks(job, 2, make=lambda weights, rank: {"app": state(weights, rank), "step": 5})
+        job.commit("base")
+        self.expect_whole(job)
+        self.mount.stop(kill=True)
+        self.mount.start()
+        for layout in ("tp1-pp1-dp1", "tp4-pp1-dp1"):
+            tp, pp = LAYOUTS[layout]
+            for rank in range(tp * pp):
+                loaded = torch.load(job.rank_file("base", layout, rank, "model.pt"), mmap=True, weights_only=True)
+                weights = by_name(self.model.rank_tensors(tp, pp, rank, 0))
+                self.expect_tensors(loaded["app"]["model"], weights)
+                for name, expected in moments(weights).items():
+                    self.expect_tensors(loaded["app"]["optim"]["state"][name], expected)
+                self.assertEqual((loaded["app"]["iteration"], loaded["step"]), (7, 5))
+        job.set_layout(tp=4)
+        self.expect_whole(job)
+
+    def test_a_key_that_encloses_not_all(self):
+        """Two such, or parameters beside it: nothing is left out."""
+        for number, other in enumerate(({"model": {"b.w": torch.ones(2)}}, {"b.w": torch.ones(2)})):
+            job = self.mount.job(f"beside-it-{number}")
+            self.save(job, {"one": {"model": {"a.w": torch.ones(2)}}, "other": other})
+            job.commit("base")
+            names = {tensor["name"] for tensor in mount.read_json(job.checkpoint("base", "meta.json"))["tensors"]}
+            self.assertEqual(names, {"one.model.a.w", f"other.{'model.' * (number == 0)}b.w"})
+
+    def test_as_frameworks_leave_it(self):
+        """Without rank/: a directory of Hugging Face's, with what its Trainer puts there; a checkpoint that is one file."""
+        job = self.mount.job("trainer")
+        job.set_layout(tp=2)
+        top = job.incoming("base")
+        self.model.write_hf(top)
+        torch.save({"state": {}, "param_groups": [{"lr": 0.1}]}, top + "/optimizer.pt")
+        for rank in range(2):
+            torch.save({"cpu": torch.get_rng_state()}, f"{top}/rng_state_{rank}.pth")
+        models.write_file(top + "/trainer_state.json", "{}")
+        job.commit("base")
+        self.assertEqual(mount.read_json(job.checkpoint("base", "meta.json"))["written_as"], "tp1-pp1-dp1")
+        self.expect_whole(job)
+        job.wait()
+        for rank in range(2):
+            held = {tensor.name: tensor for tensor in self.model.rank_tensors(2, 1, rank, 0)}
+            self.assertEqual(models.read_safetensors(job.rank_file("base", "tp2-pp1-dp1", rank)), held)
+        job = self.mount.job("one-file")
+        os.makedirs(job.incoming("base"))
+        torch.save(state(by_name(self.model.tensors), 0), job.incoming("base") + "/model.pt")
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        models.write_file(job.incoming("base") + "/consumed", "12")
+        job.commit("base")
+        self.expect_whole(job)
+        self.expect_state(job, "tp2-pp1-dp1", 2, 1, range(1))
+        self.assertEqual(mount.read_json(job.checkpoint("base", "meta.json"))["consumed"], 12)
+        job = self.mount.job("of-ranks")
+        os.makedirs(job.incoming("base"))
+        for part in range(2):
+            torch.save({"w": torch.ones(2)}, job.incoming("base") + f"/consolidated.{part:02}.pth")
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        self.assertIn("consolidated.00.pth and consolidated.01.pth may be of several ranks", job.commit_error("base"))
+
     def refused(self, name, value, *reasons, layout=None, **options):
         job = self.mount.job(name)
         if layout:
@@ -481,6 +544,54 @@ class Distributed(Checkpoints):
         job.wait()
         done = self.mount.ptc("verify", job.path)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_inside_a_key_of_any_name(self):
+        """As the state of DCP's AppState."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        value = {"app": self.value()}
+        dcp.save(value, checkpoint_id=job.incoming("base"), no_dist=True)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_whole(job)
+        self.expect_ranks(job)
+        job.set_layout(tp=2)
+        blank = {"app": {"model": {name: torch.zeros_like(tensor) for name, tensor in value["app"]["model"].items()}}}
+        dcp.load(blank, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_tensors(blank["app"]["model"], value["app"]["model"])
+
+    def test_two_iterations(self):
+        """A checkpoint is one of them; ptc import takes that which the run's own file names."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        run = self.temporary("run")
+        for number in (100, 200):
+            dcp.save({"decoder.w": torch.full((4,), float(number))}, checkpoint_id=f"{run}/iter_{number:07}", no_dist=True)
+        shutil.copytree(run, job.incoming("base"))
+        self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
+        for reason in ("iter_0000100/.metadata and iter_0000200/.metadata both have a tensor 'decoder.w'", "move one away"):
+            self.assertIn(reason, job.commit_error("base"))
+        done = self.mount.ptc("import", "run", run, check=False)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("has 2 iterations, and no latest_checkpointed_iteration.txt", done.stderr)
+        models.write_file(run + "/latest_checkpointed_iteration.txt", "200")
+        done = self.mount.ptc("import", "run", run)
+        self.assertIn("left out: iter_0000100", done.stderr)
+        path = self.mount.path + "/run/checkpoints/base"
+        self.assertEqual(models.read_npy(path + "/model/decoder/w.npy")[1], bits(torch.full((4,), 200.)))
+        self.assertEqual(os.listdir(path + "/layouts/tp1-pp1-dp1/rank/0"), ["iter_0000200", "latest_checkpointed_iteration.txt", "tensors"])
+
+    def test_what_hugging_face_storage_writer_saved(self):
+        """Right into the directory, as it makes it."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        for number, options in enumerate(({"save_distributed": True}, {})):
+            job = self.mount.job(f"hugging-face-{number}")
+            os.makedirs(job.incoming("base"))
+            writer = dcp.HuggingFaceStorageWriter(job.incoming("base"), **options)
+            dcp.save(by_name(self.model.tensors), storage_writer=writer, no_dist=True)
+            models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+            job.commit("base")
+            self.expect_whole(job)
 
     def test_names_that_are_no_paths(self):
         """Refused, and the daemon goes on."""
@@ -606,6 +717,22 @@ class ReadByDcp(Checkpoints):
         self.load(job, value)
         job.set_layout(dp=2, optimizer="fsdp")
         self.load(job, value)
+
+    def test_what_lies_beside_the_files_of_dcp(self):
+        """Megatron's dist_checkpointing wants its own two files there."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        top = job.incoming("base") + "/iter_0000100"
+        dcp.save({"w": torch.ones(2)}, checkpoint_id=top, no_dist=True)
+        written = {"metadata.json": b'{"sharded_backend": "torch_dist"}', "common.pt": b"any", "more/x.bin": b"y"}
+        for name, content in written.items():
+            models.write_file(f"{top}/{name}", content)
+        models.write_file(job.incoming("base") + "/latest_checkpointed_iteration.txt", "100")
+        job.commit("base")
+        at = job.checkpoint("base", "dcp")
+        self.assertEqual(sorted(os.listdir(at)), [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "more"])
+        for name, content in written.items():
+            self.assertEqual(mount.read_bytes(f"{at}/{name}"), content)
 
     def test_safetensors(self):
         job = self.new_job()

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "reshard/checkpoint/deepspeed_file.h"
-#include "reshard/intake/deepspeed_name.h"
+#include "reshard/checkpoint/deepspeed_name.h"
 #include "store/codec/torch_compose.h"
 
 namespace ptc {

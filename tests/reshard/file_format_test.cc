@@ -8,6 +8,7 @@
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
+#include "reshard/checkpoint/written_torch_file.h"
 #include "reshard/exec/image_sums.h"
 #include "reshard/plan/planner.h"
 #include "store/codec/torch_compose.h"
@@ -95,9 +96,50 @@ TEST(TorchNames, WithoutWhatEnclosesTheModel) {
                      {key("optim"), key("state"), key("module.a"), key("exp_avg")}}),
               ElementsAre("a", "optim.state.module.a.exp_avg"));
   EXPECT_THAT(names({{key("model"), element(0), key("w")}}), ElementsAre("0.w"));
+  // One key above the model, whatever it is called.
+  EXPECT_THAT(names({{key("app"), key("model"), key("module.a")},
+                     {key("app"), key("model"), key("module.b")},
+                     {key("app"), key("optim"), key("state"), key("module.a"), key("exp_avg")},
+                     {key("app"), key("step")},
+                     {key("count")}}),
+              ElementsAre("module.a", "module.b", "optim.state.module.a.exp_avg", "step", "count"));
+  EXPECT_THAT(names({{key("app"), key("model"), key("w")}, {key("model"), key("v")}}),
+              ElementsAre("app.model.w", "v"));
+  EXPECT_THAT(names({{key("a"), key("model"), key("w")}, {key("b"), key("model"), key("v")}}),
+              ElementsAre("a.model.w", "b.model.v"));
+  EXPECT_THAT(names({{key("ema"), key("model"), key("a.w")}, {key("a.w")}}),
+              ElementsAre("ema.model.a.w", "a.w"));
+  EXPECT_THAT(names({{key("app"), key("model"), key("w")}, {key("app"), key("module"), key("w")}}),
+              ElementsAre("app.model.w", "app.module.w"));
   // Two that would be the same keep all of it.
   EXPECT_THAT(names({{key("model"), key("w")}, {key("state_dict"), key("w")}}),
               ElementsAre("model.w", "state_dict.w"));
+}
+
+TEST(TorchNames, OutlinesSayWhatTheyAreInside) {
+  const Written written(
+      torch_file({tensor({key("app"), key("model"), key("a.w")}, {2}),
+                  tensor({key("app"), key("optim"), key("a.w"), key("m")}, {3})}));
+  auto names = [&](std::string_view text) {
+    std::vector<std::string> found;
+    const FileTensors tensors =
+        torch_format().tensors({text, written.file.size()}, "a.pt", {}).value();
+    for (const TensorEntry& tensor : tensors.tensors) found.push_back(tensor.name);
+    return found;
+  };
+  EXPECT_THAT(names(written.text), ElementsAre("a.w", "optim.a.w.m"));
+  EXPECT_EQ(written.tensors().value().naming, (TorchNaming{false, "", true, "app"}));
+  const TorchNaming other{false, "", true, "net"};
+  EXPECT_EQ(in_common(written.tensors().value().naming, other), (TorchNaming{false, "", true}));
+  // What was committed before there was such a name has those that it had.
+  std::string_view before = written.text;
+  ASSERT_TRUE(take_torch_naming(before).has_value());
+  EXPECT_THAT(names("ptctorch" + std::string(before)),
+              ElementsAre("app.model.a.w", "app.optim.a.w.m"));
+  for (size_t bytes = 0; bytes < 40; ++bytes)
+    EXPECT_FALSE(torch_format()
+                     .tensors({written.text.substr(0, bytes), written.file.size()}, "a.pt", {})
+                     .has_value());
 }
 
 TEST(TorchNames, AreWithoutTheSameInFilesOfOneName) {

@@ -13,8 +13,9 @@
 #include <set>
 #include <thread>
 
+#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
-#include "reshard/intake/deepspeed_name.h"
+#include "reshard/intake/dcp_files.h"
 #include "reshard/intake/megatron_tree.h"
 #include "reshard/ptc/parallel_config.h"
 #include "store/base/file.h"
@@ -94,6 +95,16 @@ bool is_megatron_tree(const std::string& directory) {
          });
 }
 
+/// What Megatron-LM saved with its distributed checkpointing (`--ckpt-format torch_dist`), and
+/// what else has iterations of dcp.save's: iter_0000100/.metadata.
+bool is_distributed_run(const std::string& directory) {
+  const auto names = list_directory(directory);
+  return names && std::any_of(names.value().begin(), names.value().end(), [&](auto& name) {
+           return is_megatron_iteration(name) &&
+                  exists(fmt::format("{}/{}/{}", directory, name, kDcpMetadata));
+         });
+}
+
 /// Of several iterations the one that latest_checkpointed_iteration.txt names.
 Result<std::string> iteration_of(const std::string& directory) {
   PTC_TRY(const auto names, list_directory(directory));
@@ -119,10 +130,11 @@ bool is_rubbish(const std::string& path) {
   return name == ".git" || name == ".cache";
 }
 
-Result<CopyList> files_of_megatron_tree(const std::string& directory) {
+/// `into`: where they are put, below what is committed.
+Result<CopyList> files_of_iteration(const std::string& directory, const std::string& into) {
   PTC_TRY(const std::string iteration, iteration_of(directory));
   std::set<std::string> others;
-  auto list = list_files(directory, "", [&](const std::string& path) {
+  auto list = list_files(directory, into, [&](const std::string& path) {
     const std::string top = path.substr(0, path.find('/'));
     const bool other = is_megatron_iteration(top) && top != iteration;
     if (other) others.insert(top);
@@ -190,7 +202,9 @@ Result<CopyList> files_of(const ImportOptions& options) {
   std::string directory = inside_hub_cache(options.directory);
   if (options.rank) return list_files(directory, fmt::format("rank/{}", *options.rank), is_rubbish);
   if (!has_ranks(directory) && is_megatron_tree(directory))
-    return files_of_megatron_tree(directory);
+    return files_of_iteration(directory, "");
+  if (!has_ranks(directory) && is_distributed_run(directory))
+    return files_of_iteration(directory, "rank/0");
   if (!has_ranks(directory)) {
     if (const auto tags = deepspeed_tags(directory); tags.size() > 1)
       return files_of_deepspeed_tags(directory, tags);
@@ -569,7 +583,7 @@ void add_import(CLI::App& app, Context& context) {
   command
       ->add_option("DIR", options->directory,
                    "a model's directory, or its only file; one with a rank/R/ for each rank, one "
-                   "with Megatron's iter_*/mp_rank_*/, or one of DeepSpeed's; of several "
+                   "with Megatron's iter_*/, or one of DeepSpeed's; of several "
                    "iterations or tags the one that the framework's own file names as the latest")
       ->required();
   command->add_option("--name", options->name, "name of the checkpoint")

@@ -239,6 +239,7 @@ class Reader(StorageReader):
         self._of_name: Dict[str, TensorInfo] = {}
         self._numbers: Dict[str, TensorInfo] = {}  # tensors that were numbers
         self._values: Dict[str, bytes] = {}
+        self._by_megatron = False  # tensors in its files are a rank's, an optimizer's by numbers
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
         self._checkpoint = None
@@ -250,6 +251,7 @@ class Reader(StorageReader):
             self._checkpoint = Checkpoint(path or self._path)
             self._of_name, self._numbers, self._values = {}, {}, {}
             text = self._checkpoint.text or {}
+            self._by_megatron = any(os.path.basename(file) == "model_optim_rng.pt" for file in self._checkpoint.files)
             own = text.get("dcp")
             self._name_tensors(self._checkpoint, text)
             if own:
@@ -274,8 +276,11 @@ class Reader(StorageReader):
                 continue
             names.append((f"{section_of(info.file)}.{info.name}", info))
             bare.append((info.name, info))
-            if not text:  # the daemon leaves it out of what torch.save and DCP wrote
+            if not text:  # the daemon leaves these out of what torch.save and DCP wrote
                 bare.append((f"model.{info.name}", info))
+                if info.file in checkpoint.inside:
+                    inside = checkpoint.inside[info.file]
+                    bare += [(f"{inside}.{info.name}", info), (f"{inside}.model.{info.name}", info)]
         for fqn, info in bare + names if text.get("flat") else names + bare:
             section = section_of(info.file)
             forms = text.get("forms", {}).get(section, ())
@@ -285,7 +290,7 @@ class Reader(StorageReader):
 
     def _take_values(self, values: Mapping[str, Any], tensors_too: bool = True) -> None:
         for fqn, value in flatten_state_dict(dict(values))[0].items():
-            if isinstance(value, torch.Tensor) and not tensors_too and fqn in self._of_name:
+            if isinstance(value, torch.Tensor) and not tensors_too and (fqn in self._of_name or self._by_megatron):
                 continue
             self._values[fqn] = _saved(value)
             self._of_name.pop(fqn, None)  # a tensor whose name alone is that of a value

@@ -11,6 +11,7 @@ import os
 import re
 import time
 import urllib.parse
+import warnings
 from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import group, in_place, safetensors, state as states
@@ -20,7 +21,9 @@ from .slices import Box, box, box_of, whole
 
 PathLike = Union[str, os.PathLike]
 _HEARD_SECONDS = 5
-_VALUES = "values.pt"  # what the daemon has of DCP's own files beside tensors
+_VALUES = "values.pt"  # what the daemon has of DCP's own files, and of ZeRO's, beside tensors
+_MODEL = "model.safetensors"  # and the tensors of DCP's
+_NAMED = 10  # of what is left out of a file
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
 _CODE = "training_args.bin"  # of the Trainer's: no tensors, and a class of its own
 _MARKS = (states.FILE, "config.json", "model_index.json", "latest", "latest_checkpointed_iteration.txt")
@@ -85,9 +88,7 @@ def _load(where: str, device: Any, numpy: bool, copy: bool) -> Dict[str, Any]:
     if text is None and not found:
         return _saved_by_torch(where, device, copy) or _saved_one_by_one(where, device, copy, numpy)
     if text is None and torch_or_none() is not None:
-        state = dict(sections)
-        if os.path.isfile(os.path.join(where, _VALUES)):
-            state = _saved_by_dcp(sections, load_file(os.path.join(where, _VALUES), None, mapped=not copy))
+        state = _with_values(where, dict(sections), copy)
         _merge(state, _torch_files_beside(where, device, copy))
         return state
     return states.unflatten(sections, text, numpy, values)
@@ -195,15 +196,62 @@ def _said_dtype(path: str) -> str:
         return ""
 
 
-def _saved_by_dcp(sections: Dict[str, Dict[str, Any]], values: Any) -> Dict[str, Any]:
-    """What PyTorch's own writer of DCP saved: the daemon has its tensors in one file, the optimizer's by their whole
-    names, and the values beside.
+def _with_values(where: str, state: Dict[str, Any], copy: bool) -> Dict[str, Any]:
+    """With what the daemon has beside the tensors of other writers. What PyTorch's own DCP wrote is the state that it saved,
+    in whatever directory; of several such their sections, or, where these have one name, by directories.
     """
-    state: Dict[str, Any] = {key: dict(names) for key, names in sections.items()}
-    for name in list(state.get("model", ())):
+    saved = _saved_with_values(where)
+    made: Dict[str, Dict[str, Any]] = {}
+    for directory in saved.values:
+        values = load_file(os.path.join(where, directory, _VALUES), None, mapped=not copy)
+        if os.path.join(directory, _MODEL) not in saved.by_dcp:
+            _merge(state, {directory.replace(os.sep, "-"): values} if directory else values)  # of ZeRO's files
+    for file, inside in saved.by_dcp.items():
+        values = {}
+        if os.path.dirname(file) in saved.values:
+            values = load_file(os.path.join(where, os.path.dirname(file), _VALUES), None, mapped=not copy)
+        made[section_of(file)] = _saved_by_dcp(state.pop(section_of(file), {}), values, inside)
+    keys = [key for one in made.values() for key in one] + list(state)
+    if len(set(keys)) < len(keys):
+        return {**state, **made}
+    return {key: value for one in (state, *made.values()) for key, value in one.items()}
+
+
+class _Saved(NamedTuple):
+    """What a rank's directory has of files that neither `save` nor a library of safetensors wrote."""
+    values: List[str]  # directories with what is no tensor
+    by_dcp: Dict[str, str]  # files of what PyTorch's own DCP wrote, and the key above their names
+
+
+def _saved_with_values(where: str) -> _Saved:
+    files = {os.path.relpath(path, where) for path in _files(where, (_MODEL, _VALUES))}
+    values = sorted(os.path.dirname(file) for file in files if os.path.basename(file) == _VALUES)
+    models = {file for file in files if os.path.basename(file) == _MODEL}
+    if (models or values) and re.fullmatch(r".+/checkpoints/[^/]+/layouts/[^/]+/rank/\d+", where):
+        with contextlib.suppress(OSError):
+            checkpoint = Checkpoint(where)
+            values = [directory for directory in values if os.path.join(directory, _VALUES) not in checkpoint.written]
+            return _Saved(values, {file: checkpoint.inside.get(file, "") for file in checkpoint.by_dcp if file in models})
+    return _Saved(values, {file: "" for file in sorted(models) if os.path.dirname(file) in values})  # a copy elsewhere
+
+
+def _saved_by_dcp(names: Mapping[str, Any], values: Any, inside: str) -> Dict[str, Any]:
+    """What PyTorch's own writer of DCP saved: the daemon has its tensors in one file, the optimizer's by their whole
+    names, and the values beside. `inside`: what encloses it.
+    """
+    state: Dict[str, Any] = {}
+    model: Dict[str, Any] = {}
+    for name, tensor in names.items():
         found = re.fullmatch(r"(optim\w*)\.state\.(.+)\.(\w+)", name)
+        of_megatron = re.fullmatch(r"(optim\w*)\.state\.(\w+)\.(.+)", name)  # the other way round
+        if of_megatron and of_megatron[3] in names:
+            found = of_megatron
         if found:
-            states.put(state, (found[1], "state", found[2], found[3]), state["model"].pop(name))
+            states.put(state, (found[1], "state", found[2], found[3]), tensor)
+        else:
+            model[name] = tensor
+    state = {"model": model, **state} if model else state
+    state = {inside: state} if inside else state
     _merge(state, values if isinstance(values, Mapping) else {})
     return state
 
@@ -219,15 +267,60 @@ def _merge(into: MutableMapping[Any, Any], more: Mapping[Any, Any]) -> None:
 
 
 def load_file(path: str, device: Any, weights_only: bool = True, mapped: bool = True) -> Any:
-    """What torch.save put into a file, where it stays if it is `mapped`. ValueError: that cannot be had without running
-    code.
+    """What torch.save put into a file, where it stays if it is `mapped`. Objects of classes that torch does not know are left
+    out, with a warning that names them. ValueError: the rest cannot be had without running code, either.
     """
     import torch
+
+    def load(stand_ins: Sequence[Any] = ()) -> Any:
+        with torch.serialization.safe_globals(list(stand_ins)) if stand_ins else contextlib.nullcontext():
+            return torch.load(path, map_location=device or "cpu", mmap=mapped, weights_only=weights_only)
     try:
-        return torch.load(path, map_location=device or "cpu", mmap=mapped, weights_only=weights_only)
+        return load()
     except Exception as error:  # pylint: disable=broad-except
+        with contextlib.suppress(Exception):
+            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if weights_only else []
+            content = load([(type(name, (_Opaque,), {}), name) for name in unknown])
+            if unknown and not isinstance(content, _Opaque):
+                left_out: List[str] = []
+                content = _without_opaque(content, (), left_out)
+                warnings.warn(f"{path} is loaded without {', '.join(left_out[:_NAMED])}{' and more' * (len(left_out) > _NAMED)}: to "
+                              "make such objects is to run code. If you trust who wrote it: torch.load of that file", stacklevel=2)
+                return content
         raise ValueError(f"{path} cannot be loaded without running code ({why_not(error)}). If you trust who wrote it: "
                          "torch.load of that file, or torch.serialization.add_safe_globals") from None
+
+
+class _Opaque:
+    """In the place of an object of a class that is not known: takes all that it is made of, and does nothing."""
+
+    def __new__(cls, *_args: Any, **_named: Any) -> "_Opaque":
+        return object.__new__(cls)
+
+    def __init__(self, *_args: Any, **_named: Any) -> None:
+        pass
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+
+def _without_opaque(value: Any, path: Tuple[Any, ...], left_out: List[str]) -> Any:
+    """Of dicts their keys are left out; in lists and tuples None is in their places."""
+    if isinstance(value, _Opaque):
+        left_out.append(f"{'.'.join(map(str, path))} ({type(value).__name__})")
+        return None
+    if isinstance(value, MutableMapping):
+        for key, one in list(value.items()):
+            kept = _without_opaque(one, (*path, key), left_out)
+            if isinstance(one, _Opaque) or isinstance(key, _Opaque):
+                del value[key]
+            else:
+                value[key] = kept
+    elif isinstance(value, list):
+        value[:] = [_without_opaque(one, (*path, place), left_out) for place, one in enumerate(value)]
+    elif type(value) is tuple:  # pylint: disable=unidiomatic-typecheck
+        return tuple(_without_opaque(one, (*path, place), left_out) for place, one in enumerate(value))
+    return value
 
 
 def _check_place(where: str) -> None:
@@ -523,6 +616,17 @@ class Checkpoint:
         for number, one in enumerate(self.meta["tensors"]):
             info = TensorInfo(one["name"], one["file"], one["dtype"], tuple(one["shape"]), one["path"], number)
             self.tensors[info.file, info.name] = info
+        self.written = {one["path"] for one in self.meta["files"]}
+        self.by_dcp: List[str] = []  # files in which the daemon has what PyTorch's own DCP wrote
+        self.inside: Dict[str, str] = {}  # by file: the key above the model that its names are without
+        for one in self.meta["files"]:
+            file = one["path"]
+            if file.endswith(".distcp") and "checksum" not in one:
+                file = os.path.join(os.path.dirname(file), _MODEL)
+                if file not in self.by_dcp:
+                    self.by_dcp.append(file)
+            if "inside" in one:
+                self.inside[file] = one["inside"]
         self.text = read_text(os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0"))
         self._check()
 
@@ -555,7 +659,9 @@ class Checkpoint:
         """
         where = os.path.join(self.path, "layouts", self.meta["written_as"], "rank", "0")
         found: Dict[str, Any] = {}
-        for file in (_VALUES, *self.files):
+        beside = [os.path.relpath(path, where) for path in _files(where, (_VALUES,))] if os.path.isdir(where) else []
+        made = [file for file in beside if os.path.basename(file) == _VALUES and file not in self.written]
+        for file in (*made, *self.files):
             if file.endswith(_TORCH_FILES) and os.path.isfile(os.path.join(where, file)):
                 content = load_file(os.path.join(where, file), None, weights_only)
                 _merge(found, content if isinstance(content, Mapping) else {section_of(file): content})

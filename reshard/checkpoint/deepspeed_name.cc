@@ -1,4 +1,4 @@
-#include "reshard/intake/deepspeed_name.h"
+#include "reshard/checkpoint/deepspeed_name.h"
 
 #include <charconv>
 
