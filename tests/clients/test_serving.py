@@ -86,7 +86,7 @@ class Model:
 
     def worker(self, tp, pp, rank, stage, expert_ranks=1, expert_rank=0):
         """name → array, of uint16, or float32"""
-        kept, first, last = {}, stage == 0, stage == pp - 1
+        kept, first, last = {}, stage == 0 or self.experts, stage == pp - 1 or self.experts  # of Mixtral on each stage
         if first and not (last and self.tied):
             kept["model.embed_tokens.weight"] = self.rows_of_vocabulary("model.embed_tokens.weight", rank, tp)
         if last:
