@@ -19,7 +19,7 @@
 //
 // Where 5 comes to its end after that mv got EAGAIN, the same mv again says that it was done. For
 // that the name must be found: from 4 on an empty directory is in its place (ShownName) on each
-// node that gave something, until a mv was answered, or a minute long (on others: job_take.cc). It
+// node that gave something, until a mv was answered, or a minute long (on others: taken_dirs.h). It
 // answers for this very commit, by its id, and only as long as the checkpoint is there and nobody
 // has put anything else in that place.
 //
