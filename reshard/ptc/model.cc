@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <map>
+#include <unordered_set>
 
 #include "reshard/ptc/model_bind.h"
 #include "reshard/ptc/model_facts.h"
@@ -138,6 +139,15 @@ namespace {
 
 constexpr size_t kLongestGuess = 600;
 
+/// "q_proj.weight.absmax" and "gate_up_proj_scale" belong to weights of which they have the names:
+/// how they are cut is no matter of names.
+bool is_of_a_weight(std::string_view name, const std::unordered_set<std::string_view>& known) {
+  for (size_t end = name.find_first_of("._"); end != name.npos;
+       end = name.find_first_of("._", end + 1))
+    if (known.contains(name.substr(0, end))) return true;
+  return false;
+}
+
 /// Rules for parameters that have none; empty: too many to be said in a sentence.
 std::string guess_for(const RuleSet& rules, const std::vector<NamedAxes>& parameters) {
   const std::string guessed = boost::json::serialize(guessed_rules(parameters));
@@ -157,8 +167,14 @@ Error Model::uncovered_error() const {
     uncovered.push_back({info.name, info.shape.size()});
   }
   const size_t count = uncovered.size();
+  std::unordered_set<std::string_view> known;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor)
+    if (covered(bound_[tensor])) known.insert(tensors_[tensor].name);
+  const bool of_weights =
+      std::any_of(uncovered.begin(), uncovered.end(),
+                  [&](const NamedAxes& one) { return is_of_a_weight(one.names, known); });
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
-  const std::string guess = numbered ? std::string() : guess_for(*rules_, uncovered);
+  const std::string guess = numbered || of_weights ? "" : guess_for(*rules_, uncovered);
   return invalid_argument(
       "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}save a rules.json with "
       "a rule for {}, {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or "
@@ -172,8 +188,9 @@ Error Model::uncovered_error() const {
             "has their names, or "
           : "",
       count == 1 ? "it" : "them", kThenTheLayout,
-      guess.empty() ? "\"ptc rules suggest\" prints a rules.json to begin with"
-                    : "by their names, a guess: " + guess);
+      of_weights      ? "it is part of a weight that has a rule, and is cut as that is"
+      : guess.empty() ? "\"ptc rules suggest\" prints a rules.json to begin with"
+                      : "by their names, a guess: " + guess);
 }
 
 bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {

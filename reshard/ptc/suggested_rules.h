@@ -22,7 +22,7 @@ struct SuggestedRules {
 
 /// A rules.json for a model with these parameters: the nearest set, and guesses for the rest.
 /// Guessed is by shape and by how parameters are usually called; what neither tells is whole on
-/// each rank, which is never wrong.
+/// each rank, which is right but for parts of weights that are cut.
 SuggestedRules suggested_rules(const std::vector<NamedAxes>& parameters);
 
 /// The same guesses alone: rules for parameters that no rule knows.

@@ -391,6 +391,10 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
   const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "mine", "rules": []})");
   EXPECT_THAT(guess_in(check_error(bind(own.value(), {tensor("odd", {2})}), sizes({.tp = 2}))),
               ::testing::StartsWith("\"rules\": [{\"names\":[\"odd\"]"));
+  const Model packed = bind(RuleSet::builtin("llama").value(),
+                            {tensor(layer + "self_attn.o_proj.weight", {8, 4}),
+                             tensor(layer + "self_attn.o_proj.weight.absmax", {16})});
+  EXPECT_THAT(check_error(packed, sizes({.tp = 2})), HasSubstr("part of a weight that has a rule"));
   std::vector<TensorInfo> many;
   for (int i = 0; i < 50; ++i) many.push_back(tensor(fmt::format("a.tensor_{}", i), {2, 2}));
   EXPECT_THAT(check_error(bind(RuleSet::none(), many), sizes({.tp = 2})),
