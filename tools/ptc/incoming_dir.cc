@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "reshard/job/names.h"
+#include "tools/ptc/mount.h"
 
 namespace ptc::cli {
 namespace {
