@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "reshard/job/commits_led.h"
 #include "store/base/shell_word.h"
 
 namespace ptc {
@@ -31,7 +32,7 @@ Error lost_with_its_store(const std::string& node, const std::string& incoming) 
       Code::kConflict,
       "node {} had written something into incoming/{}, and has lost it with its store: write it "
       "again there, or say that it is committed without (echo {} > {}, and the same mv again)",
-      node, incoming, node, shell_word("incoming/" + incoming + ".without"));
+      node, incoming, node, shell_word("incoming/" + without_file_of(incoming)));
 }
 
 std::string StagedParts::prefix_of(std::string_view job) {
