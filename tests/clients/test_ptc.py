@@ -500,11 +500,12 @@ class Ptc(mount.TestCase):
             process = subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set",
                                         "--tp", str(tp), "--wait"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             while process.poll() is None:
-                if job.status()["state"] == "resharding":
+                status = job.status()
+                if (status["wanted"], status["state"]) == (f"tp{tp}-pp1-dp1", "resharding"):  # not what is tidied up of the former
                     process.send_signal(signal.SIGINT)
                     break
             said = process.communicate(timeout=60)[1]
-            self.assertEqual(job.wait()["layout"], f"tp{tp}-pp1-dp1")
+            self.assertEqual(job.wait()["layout"], f"tp{tp}-pp1-dp1", said)
             if process.returncode == -signal.SIGINT and "was being saved" not in said:
                 break
         self.assertIn(f"ptc: interrupted: the change of {job.name} to tp{tp}-pp1-dp1 goes on; ptc wait {job.name}", said)
