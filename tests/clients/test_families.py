@@ -1,7 +1,7 @@
 """Families of models, each cut by transformers' own plan, against what a real mount gives its ranks.
 
     python3 test_families.py                      # those that a rule set names must be cut as their plan does
-    python3 test_families.py --table              # all of them: cut so, or why not, as reshard/rules/README.md has it
+    python3 test_families.py --table              # all of them: cut so, or why not, as reshard/rules/MODELS.md has it
     python3 test_families.py --only gemma3 phi3   # some, with what differs, or what their plan does not cut
 """
 import json
