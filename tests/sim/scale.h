@@ -15,8 +15,8 @@ struct ScaleOptions {
   bool verbose = false;
 };
 
-/// Prints a line for each change, as README.md has them; false: one did not come to its end, or
-/// missed a goal.
+/// Prints a line for each change, as tests/bench/README.md has them; false: one did not come to its
+/// end, or missed a goal.
 /// Threads: one at a time in a process.
 bool run_scale(const ScaleOptions& options);
 
