@@ -198,11 +198,11 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
 
 }  // namespace
 
-Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) const {
+Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted,
+                                 const KnownJob& known) const {
   std::map<std::string_view, size_t> rank_of;
   const std::vector<std::string> nodes = services.cluster->alive();
-  const JobKnowledge::Snapshot known = knowledge.now();
-  const std::vector<std::string>& not_in_service = known->drained;
+  const std::vector<std::string>& not_in_service = known.drained;
   for (size_t i = 0; i < wanted.devices.size(); ++i) {
     const std::string node = node_of(wanted.devices[i]);
     if (std::find(nodes.begin(), nodes.end(), node) == nodes.end())
@@ -221,7 +221,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   }
   CheckpointRef newest;
   uint64_t given_back = 0;  // by the reshard that this edit would end
-  if (const CheckpointRecord* record = known->latest()) newest = record->checkpoint;
+  if (const CheckpointRecord* record = known.latest()) newest = record->checkpoint;
   if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
     given_back = shown->bytes_total;
   if (newest == nullptr) return ok();
@@ -242,7 +242,7 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted) 
   if (services.cluster->shares_bytes()) {
     if (loss) return ok();  // nothing can be planned
     const std::shared_ptr<const StoredState> stored = newest->stored();
-    PTC_TRY(auto state, wanted_state(place, *newest, wanted, nodes_in_service(place, *known)));
+    PTC_TRY(auto state, wanted_state(place, *newest, wanted, nodes_in_service(place, known)));
     PTC_TRY(auto plan, plan_change(*newest, *stored, state));
     std::map<std::string, uint64_t> needed;
     add_bytes(*plan, *stored, needed);
@@ -450,9 +450,9 @@ bool Job::is_pinned(std::string_view checkpoint) const {
 
 Result<std::string> Job::dry_run(const std::string& layout_text) const {
   PTC_TRY(auto wanted, read_layout(layout_text));
-  PTC_TRY(impl_->check_layout(layout_text, wanted));
-  CheckpointRef newest;
   const JobKnowledge::Snapshot known = impl_->knowledge.now();
+  PTC_TRY(impl_->check_layout(layout_text, wanted, *known));
+  CheckpointRef newest;
   if (const CheckpointRecord* record = known->latest()) newest = record->checkpoint;
   if (newest == nullptr)
     return make_error(Code::kNotFound, "job {} has no checkpoint yet: nothing would move", name_);

@@ -103,7 +103,8 @@ struct Job::Impl {
   bool at_rest(const KnownJob& known) const {
     return !known.has_work() && !activities.any_reshard() && !known.leads;
   }
-  Result<> check_layout(const std::string& text, const Layout& wanted) const;
+  /// Whether the nodes are there, the rules and cuts fit, and there is room; asks other nodes.
+  Result<> check_layout(const std::string& text, const Layout& wanted, const KnownJob& known) const;
   /// Bytes that a change of the checkpoint to `spec` would write, at most.
   static Result<uint64_t> bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec);
 
