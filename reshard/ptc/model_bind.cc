@@ -1,6 +1,7 @@
 #include "reshard/ptc/model_bind.h"
 
 #include <algorithm>
+#include <boost/unordered/unordered_flat_set.hpp>
 #include <charconv>
 #include <unordered_map>
 #include <unordered_set>
@@ -53,7 +54,7 @@ std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors) {
     return tensor.file == tensors.front().file;
   });
   if (one_file) return masters;
-  std::unordered_set<std::string_view> lower;
+  boost::unordered_flat_set<std::string_view> lower;
   for (const TensorInfo& tensor : tensors) {
     if (dtype_bits(tensor.dtype) < dtype_bits(DType::kF32)) lower.insert(tensor.name);
   }

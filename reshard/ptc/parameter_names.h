@@ -3,10 +3,10 @@
 #pragma once
 
 #include <array>
+#include <boost/unordered/unordered_flat_map.hpp>
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 
 namespace ptc {
 
@@ -57,7 +57,7 @@ class ParameterNames {
  private:
   void insert(std::string_view name, Entry entry);
 
-  std::unordered_map<std::string_view, Entry> entries_;
+  boost::unordered_flat_map<std::string_view, Entry> entries_;
   uint64_t component_counts_ = 0;  // bit n-1: some name has n components
 };
 
