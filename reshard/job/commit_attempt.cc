@@ -278,10 +278,12 @@ Result<> CommitAttempt::prepare() {
                                       const auto attempt = weak.lock();
                                       return attempt == nullptr || attempt->withdraw();
                                     }));
+  PTC_TRY(job_.staged.heed_without(incoming_));
   if (share_ == nullptr) {
     PTC_TRY(const bool lost, job_.staged.was_lost(incoming_));
-    if (lost && !is_among(all_.goes_without(incoming_), job_.place.services.node))
-      return lost_with_its_store(job_.place.services.node, incoming_);
+    if (lost) {
+      PTC_TRY(check_goes_without_lost(job_.place.services.node));
+    }
   }
   PTC_TRY(take_elsewhere());
   if (share_ == nullptr && elsewhere_.empty())
@@ -320,12 +322,16 @@ Result<> CommitAttempt::take_elsewhere() {
   asked_.insert(asked_.end(), others.begin(), others.end());
   Answers<std::string> taken(others.size(), [&](size_t i) { return take(others[i]); });
   std::vector<Result<std::string>> listings = taken.wait();
-  const std::vector<std::string> goes_without = all_.goes_without(incoming_);
   Result<> result = ok();
   std::set<std::string> answered;
   for (size_t i = 0; i < others.size(); ++i) {
     Result<std::string>& listing = listings[i];
-    if (listing.has_error() && is_among(goes_without, others[i])) listing = std::string();
+    if (listing.has_value() && listing.value() == TakenDirs::kLost) {
+      without_.insert(others[i]);  // it has nothing there that an error could speak of
+      listing.value().clear();
+      if (Result<> goes = check_goes_without_lost(others[i]); goes.has_error())
+        listing = std::move(goes).error();
+    }
     if (listing.has_value() && listing.value() == kAway) listing.value().clear();
     else answered.insert(others[i]);
     if (listing.has_error()) {
@@ -350,6 +356,11 @@ Result<> CommitAttempt::take_elsewhere() {
   return check_all_answered(answered);
 }
 
+Result<> CommitAttempt::check_goes_without_lost(const std::string& node) const {
+  PTC_TRY(const bool goes, job_.staged.goes_without_lost(incoming_, node));
+  return goes ? ok() : Result<>(lost_with_its_store(node, incoming_));
+}
+
 Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered) const {
   if (!job_.staged.says()) return ok();
   const Cluster& cluster = *job_.place.services.cluster;
@@ -362,7 +373,6 @@ Result<> CommitAttempt::check_all_answered(const std::set<std::string>& answered
   PTC_TRY(auto missed, job_.staged.nodes_of(incoming_));
   missed.erase(cluster.self());
   for (const std::string& node : answered) missed.erase(node);
-  for (const std::string& node : all_.goes_without(incoming_)) missed.erase(node);
   if (missed.empty()) return ok();
   const bool one = missed.size() == 1;
   return make_error(
@@ -651,7 +661,7 @@ void CommitAttempt::finish() {
   if (share_ != nullptr) share_->committed();
   for (const FileVersion& version : draft_.looked_at) job_.hashing.hashes().forget(version.inode);
   all_.remove_files_about(incoming_);
-  job_.staged.committed(incoming_, record_.meta_revision);
+  job_.staged.closed(incoming_ + "/");  // it is gone, or written anew
   if (job_.place.listener != nullptr)
     job_.place.listener->checkpoint_changed(job_.place.name, name_);
   const std::chrono::duration<double> seconds = Clock::now() - started_;

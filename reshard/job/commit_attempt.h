@@ -101,6 +101,8 @@ class CommitAttempt : public std::enable_shared_from_this<CommitAttempt> {
   /// kUnavailable: a node that is away has something of it, and nobody has said that it goes
   /// without.
   Result<> check_all_answered(const std::set<std::string>& answered) const;
+  /// kConflict: it has lost what it had, and nobody has said that it goes without.
+  Result<> check_goes_without_lost(const std::string& node) const;
   Result<> draft();
   Result<> adopt();
   Result<> write_down();

@@ -8,8 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <sstream>
-#include <tuple>
 
 #include "reshard/intake/tree_rights.h"
 #include "reshard/job/commit_attempt.h"
@@ -136,36 +134,6 @@ void CommitsLed::note_refused(const std::string& incoming, const Error& error,
 void CommitsLed::remove_files_about(const std::string& incoming) {
   for (const std::string& name : {error_file_of(incoming), without_file_of(incoming)})
     unlink(fmt::format("{}/{}", uses_.place.incoming_dir(), name).c_str());
-}
-
-std::vector<std::string> CommitsLed::goes_without(const std::string& incoming) const {
-  constexpr size_t kMostBytes = 1 << 16;
-  std::vector<std::string> nodes;
-  const auto directory =
-      open_file(AT_FDCWD, uses_.place.incoming_dir(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (directory.has_error()) return nodes;
-  // One that was written before what is there now was made speaks of something else. Who copies a
-  // directory gives it an older time, but not of its birth and of its change.
-  struct statx staged {
-  }, said{};
-  const auto find = [&](const std::string& name, struct statx& facts) {
-    return ::statx(directory.value().get(), name.c_str(), AT_SYMLINK_NOFOLLOW,
-                   STATX_MTIME | STATX_CTIME | STATX_BTIME, &facts) == 0;
-  };
-  const auto is_before = [](const statx_timestamp& a, const statx_timestamp& b) {
-    return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
-  };
-  if (!find(without_file_of(incoming), said)) return nodes;
-  if (find(incoming, staged)) {
-    const bool has_birth = (staged.stx_mask & STATX_BTIME) != 0;
-    if (is_before(said.stx_ctime, has_birth ? staged.stx_btime : staged.stx_ctime)) return nodes;
-  }
-  const auto text = read_text_file(directory.value().get(), without_file_of(incoming), kMostBytes,
-                                   FileKind::kOwn);
-  if (text.has_error()) return nodes;
-  std::istringstream words(text.value());
-  for (std::string node; words >> node;) nodes.push_back(node);
-  return nodes;
 }
 
 Result<> CommitsLed::commit(const std::string& incoming, const std::string& name,

@@ -85,8 +85,6 @@ class CommitsLed {
                         const std::optional<ReadRights>& rights);
   /// Beside incoming/<incoming>: why it was refused, and which nodes it goes without.
   void remove_files_about(const std::string& incoming);
-  /// Nodes that incoming/<incoming>.without names.
-  std::vector<std::string> goes_without(const std::string& incoming) const;
 
   const Uses uses_;
   std::stop_source stop_;  // who has given up a commit tells no other once the job ends

@@ -182,9 +182,9 @@ std::string blamed_key(const Model& model, const LayoutSpec& spec) {
     change(other);
     return check_new_spec(model, other).has_value();
   };
-  if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.stages.clear(); }))
+  if (!spec.stages.empty() && fits_with([](LayoutSpec& other) { other.forget_stages(); }))
     return "stages";
-  if (spec.vpp > 1 && fits_with([](LayoutSpec& other) { other.vpp = 1, other.stages.clear(); }))
+  if (spec.vpp > 1 && fits_with([](LayoutSpec& other) { other.vpp = 1, other.forget_stages(); }))
     return "vpp";
   if (spec.sizes.pp > 1 && fits_with([](LayoutSpec& other) { other.sizes.pp = 1; })) return "pp";
   if (spec.sizes.etp != 0 && fits_with([](LayoutSpec& other) { other.sizes.etp = 0; }))

@@ -36,8 +36,10 @@ class Pace;
 /// What a job needs from its surroundings. All outlive it.
 /// This node's store, as it began.
 struct OwnStore {
-  std::string id;              // empty: of one that is alone
-  std::set<std::string> lost;  // keys by which a former store of this node said what it had staged
+  std::string id;  // empty: of one that is alone
+  // Keys by which this store said, before its start, what it had staged, and those of former stores
+  // of this node.
+  std::set<std::string> said, lost;
 };
 
 struct JobServices {

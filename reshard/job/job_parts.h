@@ -77,7 +77,8 @@ struct Job::Impl {
          return ok();
        },
        [this](const std::string& id) { shelf.drop(id); }, [this] { housekeeping.wake(); },
-       [this](const std::string& incoming) { return staged.was_lost(incoming); }}};
+       [this](const std::string& incoming) { return staged.was_lost(incoming); },
+       [this](const std::string& incoming) { staged.closed(incoming + "/"); }}};
   const PartMaker maker{
       {place, peers, knowledge, files, verifier, shelf, arrivals, taken, activities, about}};
 

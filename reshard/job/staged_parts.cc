@@ -1,9 +1,12 @@
 #include "reshard/job/staged_parts.h"
 
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 #include <utility>
 
 #include "reshard/job/commits_led.h"
@@ -18,11 +21,39 @@ constexpr auto kLookAgain = std::chrono::seconds(10);  // whether a directory is
 constexpr size_t kMostStaged = 4096;
 constexpr std::string_view kStaged = "staged/";
 
-/// 0: there is no such directory.
+/// 0: there is no such directory, or nothing in it.
 ino_t directory_at(const std::string& path) {
   struct stat facts {};
-  const bool there = ::lstat(path.c_str(), &facts) == 0 && S_ISDIR(facts.st_mode);
-  return there ? facts.st_ino : 0;
+  if (::lstat(path.c_str(), &facts) != 0 || !S_ISDIR(facts.st_mode)) return 0;
+  std::error_code error;
+  const bool is_empty = std::filesystem::is_empty(path, error);
+  return is_empty && !error ? 0 : facts.st_ino;
+}
+
+/// The name of a directory in incoming/ whose <name>.without this is; empty: it is none.
+std::string named_by_without(const std::string& file) {
+  const std::string ending = without_file_of("");
+  return file.size() > ending.size() && file.ends_with(ending)
+             ? file.substr(0, file.size() - ending.size())
+             : std::string();
+}
+
+struct NamedNodes {
+  int64_t changed_ns = 0;
+  std::vector<std::string> nodes;
+};
+/// nullopt: there is no such file, or it cannot be read.
+std::optional<NamedNodes> read_without(const std::string& path) {
+  constexpr size_t kMostBytes = 1 << 16;
+  NamedNodes named;
+  struct stat facts {};
+  if (::lstat(path.c_str(), &facts) != 0) return std::nullopt;
+  named.changed_ns = facts.st_ctim.tv_sec * 1'000'000'000 + facts.st_ctim.tv_nsec;
+  const auto text = read_text_file(AT_FDCWD, path, kMostBytes, FileKind::kOwn);
+  if (text.has_error()) return std::nullopt;
+  std::istringstream words(text.value());
+  for (std::string node; words >> node;) named.nodes.push_back(node);
+  return named;
 }
 
 }  // namespace
@@ -49,14 +80,13 @@ Result<> StagedParts::add_keys(MetaClient& meta, std::string_view job,
 Result<std::shared_ptr<const OwnStore>> StagedParts::own_store(MetaClient& meta,
                                                                const Cluster& cluster,
                                                                const std::string& id) {
-  auto own = std::make_shared<OwnStore>(OwnStore{id, {}});
+  auto own = std::make_shared<OwnStore>(OwnStore{id, {}, {}});
   if (cluster.shares_bytes() && !id.empty()) {
     PTC_TRY(const auto entries, meta.list(kStaged));
     for (const MetaEntry& entry : entries) {
       const size_t space = entry.value.find(' ');
-      if (entry.key.ends_with("/" + cluster.self()) && space != std::string::npos &&
-          entry.value.substr(space + 1) != id)
-        own->lost.insert(entry.key);
+      if (!entry.key.ends_with("/" + cluster.self()) || space == std::string::npos) continue;
+      (entry.value.substr(space + 1) == id ? own->said : own->lost).insert(entry.key);
     }
   }
   return std::shared_ptr<const OwnStore>(std::move(own));
@@ -72,9 +102,25 @@ void StagedParts::start(StepPool& pool) {
     MutexLock lock(mutex_);
     std::error_code error;
     for (std::filesystem::directory_iterator it(place_.incoming_dir(), error), end;
-         !error && it != end && written_.size() < kMostStaged; it.increment(error))
-      if (std::error_code unknown; it->is_directory(unknown) && !it->is_symlink(unknown))
-        written_.insert(it->path().filename().string());
+         !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string(), named = named_by_without(name);
+      std::error_code unknown;
+      if (it->is_symlink(unknown)) continue;
+      // What had been said when it was written nobody knows any more.
+      if (const auto without = named.empty() ? std::nullopt : read_without(it->path()))
+        without_[named].changed_ns = without->changed_ns;
+      else if (it->is_directory(unknown) && written_.size() < kMostStaged) written_.insert(name);
+    }
+  }
+  if (const OwnStore* own = place_.services.own_store.get(); own != nullptr) {
+    const std::string before = prefix_of(place_.name),
+                      behind = "/" + place_.services.cluster->self();
+    for (auto key = own->said.lower_bound(before);
+         key != own->said.end() && key->starts_with(before); ++key) {
+      const std::string name =
+          key->substr(before.size(), key->size() - before.size() - behind.size());
+      said_.try_emplace(name);  // the loop looks whether there is such a directory
+    }
   }
   loop_.start(pool, [this](const std::stop_token& stop) { return say(stop); });
 }
@@ -90,28 +136,84 @@ void StagedParts::stop() {
 }
 
 void StagedParts::closed(const std::string& path) {
+  if (!says()) return;
   const size_t slash = path.find('/');
-  if (slash == std::string::npos || !says()) return;
+  const std::string name = path.substr(0, slash);
+  // Without a slash it is a file of incoming/ itself, and one behind it alone is what was moved in.
+  const bool below = slash != std::string::npos, is_all = !below || slash + 1 == path.size();
+  const std::string named = is_all ? named_by_without(name) : std::string();
+  if (!below && named.empty()) return;
   MutexLock lock(mutex_);
-  if (written_.size() >= kMostStaged) return;
-  written_.insert(path.substr(0, slash));
+  if (!named.empty() && to_heed_.size() < kMostStaged) to_heed_.insert(named);
+  if (below && written_.size() < kMostStaged) written_.insert(name);
   loop_.wake();
 }
 
-void StagedParts::committed(const std::string& incoming, int64_t revision) {
-  if (!says()) return;
+Result<std::vector<MetaEntry>> StagedParts::keys_of(std::string_view incoming) const {
+  const std::string prefix = prefix_of(place_.name) + std::string(incoming) + "/";
+  PTC_TRY(auto entries, place_.services.meta->list(prefix));
+  std::erase_if(entries, [&](const MetaEntry& entry) { return !is_of_this_job(entry.value); });
+  for (MetaEntry& entry : entries) entry.key.erase(0, prefix.size());
+  return entries;
+}
+
+Result<> StagedParts::heed_without(const std::string& incoming) {
+  if (!says()) return ok();
+  const auto named = read_without(place_.incoming_dir() + "/" + without_file_of(incoming));
+  if (!named) return ok();
+  MutexLock heeding(heeding_);
+  {
+    MutexLock lock(mutex_);
+    const auto known = without_.find(incoming);
+    if (known != without_.end() && known->second.changed_ns == named->changed_ns) return ok();
+  }
+  Without heeded{named->changed_ns, {}};
+  PTC_TRY(const auto entries, keys_of(incoming));
+  const std::vector<std::string> alive = place_.services.cluster->alive();
+  for (const MetaEntry& entry : entries) {
+    const std::string& node = entry.key;
+    if (!is_among(named->nodes, node)) continue;
+    heeded.revisions[node] = entry.revision;
+    if (is_among(alive, node)) continue;  // it answers for itself
+    const std::string key = prefix_of(place_.name) + incoming + "/" + node;
+    const auto done = place_.commit({.compares = {{key, entry.revision}}, .deletes = {key}});
+    if (done.has_error() && done.error().code() != Code::kConflict) return std::move(done).error();
+    if (done.has_value())
+      spdlog::warn("job {}: what node {} has written into incoming/{} is gone on without",
+                   place_.name, node, incoming);
+  }
   MutexLock lock(mutex_);
-  committed_.insert_or_assign(incoming, revision);
-  loop_.wake();
+  if (without_.size() >= kMostStaged) without_.clear();  // they say nothing more then
+  without_[incoming] = std::move(heeded);
+  return ok();
+}
+
+Result<bool> StagedParts::goes_without_lost(const std::string& incoming, const std::string& node) {
+  const auto named = read_without(place_.incoming_dir() + "/" + without_file_of(incoming));
+  if (!named) return false;
+  int64_t revision = 0;
+  {
+    MutexLock lock(mutex_);
+    const auto known = without_.find(incoming);
+    if (known == without_.end() || known->second.changed_ns != named->changed_ns) return false;
+    const auto said = known->second.revisions.find(node);
+    if (said == known->second.revisions.end()) return false;
+    revision = said->second;
+  }
+  const std::string key = prefix_of(place_.name) + incoming + "/" + node;
+  const auto done = place_.commit({.compares = {{key, revision}}, .deletes = {key}});
+  if (done.has_error() && done.error().code() == Code::kConflict) return false;  // it wrote since
+  PTC_TRY(done);
+  spdlog::warn("job {}: what node {} had written into incoming/{}, and lost, is gone on without",
+               place_.name, node, incoming);
+  return true;
 }
 
 Result<std::set<std::string>> StagedParts::nodes_of(std::string_view incoming) const {
   std::set<std::string> nodes;
   if (!says()) return nodes;
-  const std::string prefix = prefix_of(place_.name) + std::string(incoming) + "/";
-  PTC_TRY(const auto entries, place_.services.meta->list(prefix));
-  for (const MetaEntry& entry : entries)
-    if (is_of_this_job(entry.value)) nodes.insert(entry.key.substr(prefix.size()));
+  PTC_TRY(const auto entries, keys_of(incoming));
+  for (const MetaEntry& entry : entries) nodes.insert(entry.key);
   return nodes;
 }
 
@@ -140,8 +242,14 @@ std::string StagedParts::name_of(ino_t directory) const {
   return {};
 }
 
+int64_t StagedParts::as_member() const {
+  const auto fence = place_.services.cluster->fence();
+  return fence ? fence->revision : 0;
+}
+
 bool StagedParts::say_one(const std::string& incoming) {
   const Time now = std::chrono::steady_clock::now();
+  const int64_t member = as_member();
   const ino_t directory = directory_at(place_.incoming_dir() + "/" + incoming);
   const auto said = said_.find(incoming);
   MetaTransaction transaction;
@@ -150,7 +258,7 @@ bool StagedParts::say_one(const std::string& incoming) {
     transaction.deletes = {key_of(incoming)};
   } else {
     if (said != said_.end() && said->second.directory == directory &&
-        now - said->second.when < kSaidFor)
+        said->second.as_member == member && now - said->second.when < kSaidFor)
       return true;
     if (said == said_.end() && said_.size() >= kMostStaged) return true;
     transaction.puts = {{key_of(incoming), value()}};
@@ -159,56 +267,37 @@ bool StagedParts::say_one(const std::string& incoming) {
   // Of a job that is gone there is nothing more to say.
   if (done.has_error() && done.error().code() != Code::kNotFound) return false;
   if (directory == 0) said_.erase(said);
-  else said_.insert_or_assign(incoming, Said{directory, now});
+  else said_.insert_or_assign(incoming, Said{directory, member, now});
   return true;
 }
 
-bool StagedParts::forget_all_of(const std::string& incoming, int64_t revision) const {
-  constexpr size_t kAtOnce = 40;
-  const auto entries = place_.services.meta->list(prefix_of(place_.name) + incoming + "/");
-  if (entries.has_error()) return false;
-  MetaTransaction transaction;
-  const auto carry_out = [&] {
-    if (transaction.deletes.empty()) return true;
-    const Result<int64_t> done = place_.commit(std::exchange(transaction, {}));
-    return done.has_value() || done.error().code() == Code::kNotFound;  // the job is gone
-  };
-  for (const MetaEntry& entry : entries.value()) {
-    if (entry.revision > revision) continue;  // of what comes next under this name
-    transaction.compares.push_back({entry.key, entry.revision});
-    transaction.deletes.push_back(entry.key);
-    if (transaction.deletes.size() == kAtOnce && !carry_out()) return false;
-  }
-  return carry_out();
-}
-
 std::optional<StagedParts::Time> StagedParts::say(const std::stop_token& stop) {
-  std::set<std::string> written;
-  std::map<std::string, int64_t> committed;
+  std::set<std::string> written, to_heed;
   {
     MutexLock lock(mutex_);
     written.swap(written_);
-    committed.swap(committed_);
+    to_heed.swap(to_heed_);
   }
   for (const auto& [incoming, said] : said_) {
-    if (directory_at(place_.incoming_dir() + "/" + incoming) == said.directory) continue;
+    if (directory_at(place_.incoming_dir() + "/" + incoming) == said.directory &&
+        said.directory != 0)
+      continue;
     written.insert(incoming);
+    if (said.directory == 0) continue;
     if (const std::string now = name_of(said.directory); !now.empty()) written.insert(now);
   }
-  std::set<std::string> later;
-  std::map<std::string, int64_t> forgotten_later;
+  std::set<std::string> later, heed_later;
   bool answers = true;  // else the rest is not tried now
   const auto give_up = [&] { return !answers || stop.stop_requested(); };
-  for (const auto& [incoming, revision] : committed)
-    if (give_up() || !(answers = forget_all_of(incoming, revision)))
-      forgotten_later.emplace(incoming, revision);
+  for (const std::string& incoming : to_heed)
+    if (give_up() || !(answers = heed_without(incoming).has_value())) heed_later.insert(incoming);
   for (const std::string& incoming : written)
     if (give_up() || !(answers = say_one(incoming))) later.insert(incoming);
-  const bool again = !later.empty() || !forgotten_later.empty();
+  const bool again = !later.empty() || !heed_later.empty();
   {
     MutexLock lock(mutex_);
     written_.merge(later);
-    committed_.merge(forgotten_later);
+    to_heed_.merge(heed_later);
   }
   const Time now = std::chrono::steady_clock::now();
   if (again) return now + kSayAgain;

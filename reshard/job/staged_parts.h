@@ -5,8 +5,14 @@
 //   a
 //                                   file in there, or one is moved or linked there
 //
-// Nobody follows these keys. They go with the directory, with its commit, and with the job; not
-// with the store that had the directory: what a node has lost is not taken for what it never had.
+// Nobody follows these keys. Only their node takes them away: when it finds the directory gone or
+// empty, as after its commit; at its next start if it was not there then. They go with the job,
+// too, and not with the store that had the directory: what a node has lost is not taken for what it
+// never had.
+//
+// incoming/<name>.without, written where the mv will be, names nodes that are gone on without. When
+// it is closed, what those of them have said that are away is forgotten. It speaks of what had been
+// said by then: of nothing that they say when they are back, and of no node that answers.
 #pragma once
 
 #include <sys/types.h>
@@ -36,18 +42,21 @@ class StagedParts {
  public:
   explicit StagedParts(const JobPlace& place) : place_(place) {}
 
-  /// Once; what lies in incoming/ by then counts as closed.
+  /// Once; what lies in incoming/ by then counts as closed, but <name>.without as heeded.
   void start(StepPool& pool);
   /// Of directories that are gone by then nothing is said any more.
   void stop();
-  /// `path` is relative to incoming/.
+  /// `path` is relative to incoming/. A directory: what is in there.
   void closed(const std::string& path);
   /// Those that have said it of incoming/<incoming>, this one too.
   Result<std::set<std::string>> nodes_of(std::string_view incoming) const;
   /// Of a directory that is not here: whether a former store of this node had it, and said so.
   Result<bool> was_lost(std::string_view incoming) const;
-  /// It was committed, at this revision: what all had said by then goes.
-  void committed(const std::string& incoming, int64_t revision);
+  /// Before a commit asks who has something: <incoming>.without was heeded, if it is there.
+  Result<> heed_without(const std::string& incoming);
+  /// `node` has lost what it had said. Whether <incoming>.without says that this is gone on
+  /// without: then it is forgotten.
+  Result<bool> goes_without_lost(const std::string& incoming, const std::string& node);
 
   /// Of the store with this id, when it is opened.
   static Result<std::shared_ptr<const OwnStore>> own_store(MetaClient& meta, const Cluster& cluster,
@@ -62,11 +71,18 @@ class StagedParts {
   using Time = StepPool::Time;
   struct Said {
     ino_t directory = 0;
+    int64_t as_member = 0;  // another when this node was away since, and others forgot it perhaps
     Time when;
   };
+  /// What <name>.without says, and what of it had been said when it was heeded.
+  struct Without {
+    int64_t changed_ns = 0;
+    std::map<std::string, int64_t> revisions;  // of the keys, by node
+  };
   std::optional<Time> say(const std::stop_token& stop);
-  bool say_one(const std::string& incoming);                                // false: later
-  bool forget_all_of(const std::string& incoming, int64_t revision) const;  // false: later
+  bool say_one(const std::string& incoming);  // false: later
+  int64_t as_member() const;
+  Result<std::vector<MetaEntry>> keys_of(std::string_view incoming) const;
   std::string name_of(ino_t directory) const;  // in incoming/; empty: it is not there any more
   static std::string prefix_of(std::string_view job);
   std::string value() const;
@@ -75,10 +91,12 @@ class StagedParts {
 
   const JobPlace& place_;
   std::map<std::string, Said> said_;  // by name in incoming/; of the loop alone
+  Mutex heeding_;                     // while <name>.without is heeded
   Mutex mutex_;
-  std::set<std::string> written_ PTC_GUARDED_BY(mutex_);             // since the last step
-  std::map<std::string, int64_t> committed_ PTC_GUARDED_BY(mutex_);  // the same
-  Loop loop_;                                                        // last: its steps use the rest
+  std::set<std::string> written_ PTC_GUARDED_BY(mutex_);  // since the last step
+  std::set<std::string> to_heed_ PTC_GUARDED_BY(mutex_);  // the same
+  std::map<std::string, Without> without_ PTC_GUARDED_BY(mutex_);
+  Loop loop_;  // last: its steps use the rest
 };
 
 }  // namespace ptc

@@ -148,8 +148,7 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
     if (taken.has_error()) return std::move(taken).error();
     if (taken.value() == nullptr) {
       PTC_TRY(const bool lost, rest_.was_lost(incoming));
-      if (lost) return lost_with_its_store(place_.services.node, incoming);
-      return std::string();
+      return std::string(lost ? kLost : "");
     }
     share = std::move(taken).value();
     bool wanted = false;
@@ -281,6 +280,7 @@ void TakenDirs::settle(const std::set<std::string>& given_up,
 void TakenDirs::committed(const std::string& id, const Taken& own) {
   if (own.share == nullptr) return;
   own.share->committed();
+  rest_.gave(own.share->incoming());
   const std::shared_ptr<ShownName> name = own.share->shown();
   if (name == nullptr) return;
   const std::string& incoming = own.share->incoming();

@@ -58,7 +58,11 @@ class TakenDirs {
     /// StagedParts::was_lost().
     std::function<Result<bool>(const std::string& incoming)> was_lost =
         [](const std::string&) -> Result<bool> { return false; };
+    /// What of this directory was here has become part of a checkpoint.
+    std::function<void(const std::string& incoming)> gave = [](const std::string&) {};
   };
+  /// The answer of a node that has no such directory, and had one in a former store.
+  static constexpr std::string_view kLost = "lost";
   /// All outlive this.
   TakenDirs(const JobPlace& place, const JobPeers& peers, HashQueue& hashing, Rest rest)
       : place_(place), peers_(peers), hashing_(hashing), rest_(std::move(rest)) {}

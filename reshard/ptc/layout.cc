@@ -5,6 +5,7 @@
 #include <charconv>
 #include <optional>
 
+#include "reshard/ptc/pipeline_layout.h"
 #include "reshard/ptc/rule_set.h"
 #include "store/base/json_settings.h"
 #include "store/base/utf8.h"
@@ -123,6 +124,22 @@ bool is_id(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+/// Numbers of layers, and lists where something else is named.
+json::array stages_to_json(const LayoutSpec& spec) {
+  json::array list;
+  for (uint32_t i = 0; i < spec.stages.size(); ++i) {
+    json::array parts;
+    if (spec.embedding_at == i) parts.push_back("embedding");
+    if (spec.stages[i] > 0) parts.push_back(spec.stages[i]);
+    if (spec.mtp_chunk() == i) parts.insert(parts.end(), spec.mtp_layers, "mtp");
+    if (spec.head_at == i) parts.push_back("head");
+    const bool number = parts.empty() || (parts.size() == 1 && parts[0].is_number());
+    if (number) list.push_back(spec.stages[i]);
+    else list.push_back(std::move(parts));
+  }
+  return list;
+}
+
 std::string count_differs(const LayoutSpec& spec, size_t count) {
   if (spec.vpp == 1)
     return fmt::format("'stages' has {} entries, but pp is {}", count, spec.sizes.pp);
@@ -238,19 +255,67 @@ class LayoutParser : JsonSettings {
   Result<> stages(LayoutSpec& spec) const {
     const json::value* value = object_.if_contains("stages");
     if (!value) return ok();
-    if (!value->is_array()) return error({"stages"}, "'stages' must be a list of layer counts");
-    const json::array& list = value->get_array();
-    if (list.size() != spec.chunks()) {
-      return error({"stages"}, count_differs(spec, list.size()));
-    }
-    for (size_t i = 0; i < list.size(); ++i) {
-      const std::optional<uint64_t> layers = whole_number(list[i]);
-      if (!layers || *layers > UINT32_MAX) {
-        return error({"stages", std::to_string(i)},
-                     "a stage's number of layers must be a whole number");
+    std::vector<StageParts> parts;
+    if (value->is_string()) {
+      auto parsed = parse_pipeline_layout(std::string_view(value->get_string()), kMaxWorldSize);
+      if (!parsed)
+        return error({"stages"}, fmt::format("'stages' is no pipeline layout as Megatron-Core's, "
+                                             "like \"Et*3|t*4|t*3L\": {}",
+                                             parsed.error().message()));
+      parts = std::move(parsed).value();
+    } else if (value->is_array()) {
+      for (size_t i = 0; i < value->get_array().size(); ++i) {
+        PTC_TRY(parts.emplace_back(), stage(value->get_array()[i], {"stages", std::to_string(i)}));
       }
-      spec.stages.push_back(static_cast<uint32_t>(*layers));
+    } else {
+      return error({"stages"}, "'stages' must be a list of layer counts");
     }
+    if (parts.size() != spec.chunks()) return error({"stages"}, count_differs(spec, parts.size()));
+    return place(parts, spec);
+  }
+
+  /// 4, or [4, "head"]
+  Result<StageParts> stage(const json::value& value, const std::vector<std::string>& path) const {
+    constexpr std::string_view kWhat =
+        "a stage is a whole number of layers, or a list of that and of \"embedding\", \"mtp\" "
+        "and \"head\"";
+    StageParts parts;
+    const json::array alone{value};
+    for (const json::value& part : value.is_array() ? value.get_array() : alone) {
+      const std::optional<uint64_t> layers = whole_number(part);
+      const std::string_view word = part.is_string() ? std::string_view(part.get_string()) : "";
+      if (layers && *layers <= UINT32_MAX && parts.layers == 0) parts.layers = *layers;
+      else if (value.is_array() && word == "embedding") ++parts.embeddings;
+      else if (value.is_array() && word == "mtp") ++parts.mtp;
+      else if (value.is_array() && word == "head") ++parts.heads;
+      else return error(path, std::string(kWhat));
+    }
+    return parts;
+  }
+
+  Result<> place(const std::vector<StageParts>& parts, LayoutSpec& spec) const {
+    constexpr uint64_t kMostMtp = 64;
+    const auto twice = [&](std::string_view what) {
+      return error({"stages"}, fmt::format("'stages' has {}", what));
+    };
+    for (uint32_t i = 0; i < parts.size(); ++i) {
+      const StageParts& one = parts[i];
+      spec.stages.push_back(static_cast<uint32_t>(one.layers));
+      if (one.embeddings > (spec.embedding_at ? 0 : 1)) return twice("the embedding twice");
+      if (one.heads > (spec.head_at ? 0 : 1)) return twice("the head twice");
+      if (one.mtp > (spec.mtp_at ? 0 : kMostMtp))
+        return twice(fmt::format("\"mtp\" on two stages, or more than {} times", kMostMtp));
+      if (one.embeddings > 0) spec.embedding_at = i;
+      if (one.heads > 0) spec.head_at = i;
+      if (one.mtp > 0) {
+        spec.mtp_at = i;
+        spec.mtp_layers = static_cast<uint32_t>(one.mtp);
+      }
+    }
+    // Where they are anyhow: one layout has one name.
+    if (spec.embedding_at == 0u) spec.embedding_at.reset();
+    if (spec.head_at == spec.chunks() - 1) spec.head_at.reset();
+    if (spec.mtp_at == spec.head_chunk()) spec.mtp_at.reset();
     return ok();
   }
 
@@ -341,8 +406,12 @@ std::string LayoutSpec::name() const {
   if (order != RankOrder())
     text += fmt::format("{}{}", kOrderPart, with_underscores(order.to_string()));
   if (rules) text += fmt::format("{}{}", kRulesPart, rules.id());
-  if (!stages.empty())
-    text += fmt::format("+{:08x}", name_hash(fmt::format("stages={};", fmt::join(stages, ","))));
+  if (stages.empty()) return text;
+  std::string by_hand = fmt::format("stages={};", fmt::join(stages, ","));
+  if (embedding_at) by_hand += fmt::format("embedding={};", *embedding_at);
+  if (head_at) by_hand += fmt::format("head={};", *head_at);
+  if (mtp_layers > 0) by_hand += fmt::format("mtp={}*{};", mtp_chunk(), mtp_layers);
+  text += fmt::format("+{:08x}", name_hash(by_hand));
   return text;
 }
 
@@ -383,6 +452,14 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
       quoted(name));
 }
 
+void LayoutSpec::forget_stages() {
+  stages.clear();
+  embedding_at.reset();
+  head_at.reset();
+  mtp_at.reset();
+  mtp_layers = 0;
+}
+
 json::object LayoutSpec::to_json() const {
   json::object object{{"tp", sizes.tp}, {"pp", sizes.pp}, {"dp", sizes.dp}};
   if (sizes.ep != 1) object["ep"] = sizes.ep;
@@ -390,7 +467,7 @@ json::object LayoutSpec::to_json() const {
   if (sizes.cp != 1) object["cp"] = sizes.cp;
   if (vpp != 1) object["vpp"] = vpp;
   if (order != RankOrder()) object["order"] = order.to_string();
-  if (!stages.empty()) object["stages"] = json::array(stages.begin(), stages.end());
+  if (!stages.empty()) object["stages"] = stages_to_json(*this);
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
   if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
   if (dp_shard != 0) object["dp_shard"] = dp_shard;
@@ -436,6 +513,11 @@ Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t 
   for (uint32_t count : spec.stages) {
     sum += count;
     if (sum <= layers) boundaries.push_back(static_cast<uint32_t>(sum));
+  }
+  const uint32_t mtp = spec.mtp_chunk();
+  if (sum + spec.mtp_layers == layers && boundaries[mtp + 1] == sum) {
+    for (uint32_t i = mtp + 1; i <= stage_count; ++i) boundaries[i] = layers;
+    return boundaries;
   }
   if (sum != layers) {
     return invalid_argument("'stages' [{}] adds up to {} layers, but the model has {}",

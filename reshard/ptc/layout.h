@@ -50,6 +50,11 @@ struct LayoutSpec {
   /// chunks() stretches, in its order, stage s has those with numbers s, s + pp, s + 2·pp …
   uint32_t vpp = 1;
   std::vector<uint32_t> stages;  // layers per stage, or stretch, also 0; empty: as even as possible
+  /// With `stages`: the stage, or stretch, that has what belongs to no layer. nullopt: the first
+  /// has the embedding, the last the head with the norm before it, and that of the head has
+  /// `mtp_layers` layers that predict further tokens.
+  std::optional<uint32_t> embedding_at, head_at, mtp_at;
+  uint32_t mtp_layers = 0;
   Naming naming = Naming::kGlobal;
   OptimizerCut optimizer = OptimizerCut::kReplicated;
   /// Neighbouring dp ranks that share what is cut over dp; each such group holds the same as the
@@ -67,6 +72,15 @@ struct LayoutSpec {
   }
   /// At most kMaxWorldSize.
   uint32_t chunks() const { return sizes.pp * vpp; }
+
+  uint32_t embedding_chunk() const { return embedding_at.value_or(0); }
+  uint32_t head_chunk() const { return head_at.value_or(chunks() - 1); }
+  uint32_t mtp_chunk() const { return mtp_at.value_or(head_chunk()); }
+  uint32_t embedding_stage() const { return embedding_chunk() % sizes.pp; }
+  uint32_t head_stage() const { return head_chunk() % sizes.pp; }
+  uint32_t mtp_stage() const { return mtp_chunk() % sizes.pp; }
+  /// As even as possible, the embedding first and the head last.
+  void forget_stages();
 
   /// "tp4-pp2-dp2", behind it all that is not the default, in one order (layout.cc), and last, with
   /// `rules`, "-rules_<8 hex>" of these, with `stages`, "+<8 hex>". Stable for ever: later fields
@@ -104,7 +118,8 @@ struct Layout {
 /// Layers of each pipeline stage: `stages` if given (they must add up to `layers`), else as even as
 /// possible, the first stages taking the remainder. Returns chunks() + 1 boundaries: stage s has
 /// layers [b[s], b[s+1]), and with vpp also those of stretches s + pp, s + 2·pp … More stages than
-/// layers: the last stages are empty.
+/// layers: the last stages are empty. Layers that predict further tokens may have the numbers
+/// behind the others': then `layers` counts them, and `stages` does not.
 Result<std::vector<uint32_t>> stage_boundaries(const LayoutSpec& spec, uint32_t layers);
 
 /// The text of a new job's layout.json: one rank.

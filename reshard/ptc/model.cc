@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <map>
+#include <set>
 #include <unordered_set>
 
 #include "reshard/ptc/model_bind.h"
@@ -36,11 +37,11 @@ uint32_t chunk_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer)
     return layer < in_longer ? layer / (each + 1) : longer + (layer - in_longer) / each;
   }
   uint64_t end = 0;
-  for (uint32_t chunk = 0; chunk < last && chunk < spec.stages.size(); ++chunk) {
+  for (uint32_t chunk = 0; chunk <= last && chunk < spec.stages.size(); ++chunk) {
     end += spec.stages[chunk];
     if (layer < end) return chunk;
   }
-  return last;
+  return spec.mtp_layers > 0 ? spec.mtp_chunk() : last;
 }
 
 uint32_t stage_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
@@ -274,13 +275,14 @@ Result<> Model::check(const LayoutSpec& spec) const {
 
 bool Model::on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
   const Bound& bound = bound_[tensor];
-  const uint32_t last = spec.sizes.pp - 1;
-  if (!bound.rule || last == 0) return true;
+  if (!bound.rule || spec.sizes.pp == 1) return true;
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
-      return stage == 0 || (bound.tied_copy && stage == last);
+      return stage == spec.embedding_stage() || (bound.tied_copy && stage == spec.head_stage());
     case StagePlace::kLast:
-      return stage == last;
+      return stage == spec.head_stage();
+    case StagePlace::kMtp:
+      return stage == spec.mtp_stage();
     case StagePlace::kAll:
       return true;
     case StagePlace::kLayer:
@@ -433,7 +435,7 @@ Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
       of_stage_(spec_.sizes.pp),
       of_experts_(size_t{spec_.sizes.pp} * spec_.sizes.ep) {
   const ParallelConfig& sizes = spec_.sizes;
-  const uint32_t last = sizes.pp - 1;
+  const std::set<uint32_t> named{spec_.embedding_stage(), spec_.head_stage(), spec_.mtp_stage()};
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const Bound& bound = model_.bound_[tensor];
     // What cannot be cut is said of the first state.
@@ -444,14 +446,14 @@ Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
       if (one_ep && ep < sizes.ep) of_experts_[stage * sizes.ep + ep].push_back(tensor);
       else of_stage_[stage].push_back(tensor);
     };
-    const bool placed = bound.rule && last > 0;
+    const bool placed = bound.rule && sizes.pp > 1;
     if (placed && bound.rule->stage == StagePlace::kLayer) {
       add(stage_of_layer(spec_, model_.layers_, bound.name.layer.value_or(0)));
     } else if (placed && bound.rule->stage != StagePlace::kAll) {
-      for (const uint32_t stage : {uint32_t{0}, last})
+      for (const uint32_t stage : named)
         if (model_.on_stage(tensor, spec_, stage)) add(stage);
     } else if (one_ep) {
-      for (uint32_t stage = 0; stage <= last; ++stage) add(stage);
+      for (uint32_t stage = 0; stage < sizes.pp; ++stage) add(stage);
     } else {
       everywhere_.push_back(tensor);
     }
@@ -533,12 +535,13 @@ std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t 
 /// Of the stretches of layers that the stage has, the one with the tensor.
 uint32_t Model::chunk_on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {
   const Bound& bound = bound_[tensor];
-  const uint32_t last = spec.chunks() - 1;
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
-      return stage == 0 ? 0 : last;
+      return stage == spec.embedding_stage() ? spec.embedding_chunk() : spec.head_chunk();
     case StagePlace::kLast:
-      return last;
+      return spec.head_chunk();
+    case StagePlace::kMtp:
+      return spec.mtp_chunk();
     case StagePlace::kAll:
       return stage;
     case StagePlace::kLayer:
@@ -610,6 +613,9 @@ std::string Model::describe(uint32_t tensor) const {
       break;
     case StagePlace::kLast:
       text += "; last stage";
+      break;
+    case StagePlace::kMtp:
+      text += "; stage of what predicts further tokens, which is the last";
       break;
     case StagePlace::kAll:
       text += "; all stages";

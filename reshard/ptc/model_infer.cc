@@ -177,7 +177,9 @@ Result<> Model::Inference::check_ranks(const RuleSet::Facts& facts) {
 /// number is known, layers may be missing.
 bool Model::Inference::has_nothing(uint32_t stage, const RuleSet::Facts& facts) const {
   const auto layers = facts.numbers.find("layers");
-  if (stage == 0 || stage + 1 == spec_.sizes.pp || layers == facts.numbers.end()) return false;
+  if (stage == spec_.embedding_stage() || stage == spec_.head_stage() ||
+      layers == facts.numbers.end())
+    return false;
   const auto begin = stage_boundaries(spec_, static_cast<uint32_t>(layers->second));
   for (uint32_t c = stage; begin && c < spec_.chunks(); c += spec_.sizes.pp)
     if (begin.value()[c] != begin.value()[c + 1]) return false;

@@ -44,6 +44,7 @@ enum class StagePlace {
   kLayer,  // the stage that has the layer
   kFirst,
   kLast,
+  kMtp,  // the one that has what predicts further tokens: the last, if no other is named
   kAll,
 };
 

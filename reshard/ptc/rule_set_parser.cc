@@ -462,8 +462,10 @@ Result<StagePlace> RuleSetParser::stage(const json::object& object, const Path& 
   if (word.empty() || word == "layer") return StagePlace::kLayer;
   if (word == "first") return StagePlace::kFirst;
   if (word == "last") return StagePlace::kLast;
+  if (word == "mtp") return StagePlace::kMtp;
   if (word == "all") return StagePlace::kAll;
-  return error(path / "stage", "'stage' must be \"layer\", \"first\", \"last\" or \"all\"");
+  return error(path / "stage",
+               "'stage' must be \"layer\", \"first\", \"last\", \"mtp\" or \"all\"");
 }
 
 Result<TensorCut> RuleSetParser::cut(const json::value& value, const Path& path) const {

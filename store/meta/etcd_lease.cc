@@ -11,8 +11,6 @@ namespace {
 constexpr std::chrono::milliseconds kPauseOfLease{100};
 constexpr Clock::duration kTurn =
     std::chrono::seconds(1);  // that one try to renew takes at most, and then until the next
-constexpr Clock::duration kRevocation =
-    std::chrono::seconds(5);  // a busy member may have to compare a password first
 }  // namespace
 
 class EtcdLeases::Lease : public MetaLease {
@@ -23,10 +21,10 @@ class EtcdLeases::Lease : public MetaLease {
   }
   ~Lease() override {
     renewing_.stop();
+    // Else it ends by itself.
     if (deadline() == Clock::time_point::min()) return;
-    // Else it ends by itself: there is no point in asking for longer than that takes.
     (void)gateway_.call("lease/revoke", {{"ID", std::to_string(id_)}},
-                        std::min(deadline(), Clock::now() + kRevocation));
+                        Clock::now() + std::chrono::seconds(1));
   }
 
   int64_t id() const override { return id_; }

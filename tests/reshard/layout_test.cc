@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <cstdlib>
 #include <iostream>
 #include <map>
@@ -123,6 +124,70 @@ TEST(LayoutSpec, StagesMayHaveSeveralStretchesOfLayers) {
   for (const char* name : {"tp1-pp1-dp1-vpp2", "tp1-pp2-dp1-vpp1", "tp1-pp2-dp1-vpp2-ep2",
                            "tp1-pp2-dp1-vpp1048576", "tp1-pp2-dp1-vpp"})
     EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
+std::string stages_of(const std::string& stages, const std::string& sizes) {
+  const auto layout = Layout::parse("{" + sizes + ", \"stages\": " + stages + "}");
+  if (!layout) return layout.error().message();
+  return boost::json::serialize(layout.value().spec.to_json().at("stages"));
+}
+
+TEST(LayoutSpec, SaysByNameWhatBelongsToNoLayer) {
+  const std::string two = R"("tp": 1, "pp": 2, "dp": 1)", four = R"("tp": 1, "pp": 4, "dp": 1)";
+  EXPECT_EQ(stages_of("[3, 5]", two), "[3,5]");
+  EXPECT_EQ(stages_of(R"([["embedding", 3], [5, "head"]])", two),
+            "[3,5]");  // where they are anyhow
+  EXPECT_EQ(stages_of(R"([["embedding"], 3, [5], ["head"]])", four), "[0,3,5,0]");
+  EXPECT_EQ(stages_of(R"([3, [1, "embedding"], ["head", 4], []])", four),
+            R"([3,["embedding",1],[4,"head"],0])");
+  EXPECT_EQ(stages_of(R"([3, 3, 2, ["mtp", "head"]])", four), R"([3,3,2,["mtp"]])");
+  EXPECT_EQ(stages_of(R"("Et*3|(t*2t|)*2mL")", four), R"([3,3,3,["mtp"]])");
+  EXPECT_EQ(stages_of(R"("Et, t*2 | ttt|m|L")", four), R"([3,3,["mtp"],0])");
+  EXPECT_EQ(stages_of(R"("E|(t|)*6L")", R"("tp": 1, "pp": 2, "dp": 1, "vpp": 4)"),
+            "[0,1,1,1,1,1,1,0]");
+  const auto named = [&](const std::string& stages) {
+    return Layout::parse("{" + four + ", \"stages\": " + stages + "}").value().spec;
+  };
+  const LayoutSpec plain = named("[3, 3, 2, 0]"), head = named(R"([3, 3, [2, "head"], 0])");
+  EXPECT_EQ(plain.name(), named(R"("Et*3|t*3|t*2|L")").name());
+  EXPECT_NE(plain.name(), head.name());
+  EXPECT_EQ(head.head_stage(), 2u);
+  EXPECT_EQ(LayoutSpec::from_json(head.to_json()).value(), head);
+  const LayoutSpec mtp = named(R"([3, 3, 2, ["mtp", "mtp", "head"]])");
+  EXPECT_EQ(LayoutSpec::from_json(mtp.to_json()).value(), mtp);
+  EXPECT_EQ(mtp.mtp_layers, 2u);
+  // Their numbers may be those behind the layers'.
+  EXPECT_THAT(stage_boundaries(mtp, 8).value(), ElementsAre(0, 3, 6, 8, 8));
+  EXPECT_THAT(stage_boundaries(mtp, 10).value(), ElementsAre(0, 3, 6, 8, 10));
+  EXPECT_FALSE(stage_boundaries(mtp, 9).has_value());
+  EXPECT_FALSE(stage_boundaries(named(R"([3, ["mtp", 3], 2, 0])"), 9).has_value());
+  LayoutSpec forgotten = mtp;
+  forgotten.forget_stages();
+  EXPECT_EQ(forgotten, (LayoutSpec{.sizes = {.pp = 4}}));
+}
+
+TEST(LayoutSpec, WhatIsWrongWithStagesIsSaid) {
+  const std::string two = R"("tp": 1, "pp": 2, "dp": 1)";
+  for (const auto& [stages, why] : std::vector<std::pair<std::string, std::string>>{
+           {R"([["embedding", 3], ["embedding", 5]])", "has the embedding twice"},
+           {R"([["head", "head"], 5])", "has the head twice"},
+           {R"([["mtp", 3], [5, "mtp"]])", "\"mtp\" on two stages"},
+           {R"([[3, 4], 5])", "a stage is a whole number of layers, or a list"},
+           {R"([["tail"], 5])", "a stage is a whole number of layers, or a list"},
+           {R"([[[3]], 5])", "a stage is a whole number of layers, or a list"},
+           {R"("Et*3|t*4|t*3L")", "has 3 entries, but pp is 2"},
+           {R"("Ettx|tL")", "at character 4: expected E, t, m, L"},
+           {R"("E(tt|tL")", "at character 8: ')' is missing"},
+           {R"("Et)|tL")", "at character 3: ')' closes nothing"},
+           {R"("Et*|tL")", "'*' wants a number"},
+           {R"("Et*0|tL")", "'*' wants a number"},
+           {R"("Et*99999999999|tL")", "'*' wants a number"},
+           {R"("(((((((((((((((((t)))))))))))))))))|L")", "too many parentheses"},
+           {R"("((t*1000000)*1000000)*1000000|L")", "too many layers"},
+           {R"("((t|)*1000000)*1000000")", "more than 1048576 stages"},
+           {R"("E|L|E")", "has 3 entries"},
+           {R"(7)", "must be a list"}})
+    EXPECT_THAT(stages_of(stages, two), HasSubstr(why)) << stages;
 }
 
 TEST(LayoutSpec, MayHaveRulesOfItsOwn) {

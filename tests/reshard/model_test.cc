@@ -120,6 +120,44 @@ TEST(Model, StagesHoldTheirLayersAndTheEnds) {
   EXPECT_THAT(check_error(model, uneven), HasSubstr("adds up to 5 layers, but the model has 4"));
 }
 
+/// What each stage holds follows from on_stage(), as does what a state holds.
+TEST(Model, EmbeddingAndHeadAreWhereStagesNameThem) {
+  const Model model = synthetic_model(kLlama);  // four layers
+  const LayoutSpec spec = Layout::parse(R"({"tp": 1, "pp": 3, "dp": 1,
+                        "stages": [1, [2, "embedding"], ["head", 1]]})")
+                              .value()
+                              .spec;
+  EXPECT_TRUE(model.check(spec).has_value());
+  const auto stages = [&](const LayoutSpec& of, std::string_view name) {
+    std::string on, held;
+    const Model::Holdings holdings(model, of);
+    for (uint32_t stage = 0; stage < of.sizes.pp; ++stage) {
+      const uint32_t tensor = index_of(model, name);
+      if (model.on_stage(tensor, of, stage)) on += std::to_string(stage);
+      const auto all = holdings.of({.pp = stage}).value();
+      if (std::any_of(all.begin(), all.end(),
+                      [&](const auto& one) { return one.tensor == tensor; }))
+        held += std::to_string(stage);
+    }
+    EXPECT_EQ(on, held) << name;
+    return on;
+  };
+  EXPECT_EQ(stages(spec, "model.embed_tokens.weight"), "1");
+  EXPECT_EQ(stages(spec, "model.layers.0.input_layernorm.weight"), "0");
+  EXPECT_EQ(stages(spec, "model.layers.2.input_layernorm.weight"), "1");
+  EXPECT_EQ(stages(spec, "model.norm.weight"), "2");
+  LayoutSpec together = spec;
+  together.head_at = 1;
+  EXPECT_EQ(stages(together, "model.embed_tokens.weight"), "1");
+  EXPECT_EQ(stages(together, "lm_head.weight"), "1");
+  // The last layer predicts further tokens, say, and has the number behind the others'.
+  const LayoutSpec mtp =
+      Layout::parse(R"({"tp": 1, "pp": 3, "dp": 1, "stages": "Et*2|t|mL"})").value().spec;
+  EXPECT_TRUE(model.check(mtp).has_value());
+  EXPECT_EQ(stages(mtp, "model.layers.2.input_layernorm.weight"), "1");
+  EXPECT_EQ(stages(mtp, "model.layers.3.input_layernorm.weight"), "2");
+}
+
 TEST(Model, ATiedEmbeddingIsOnBothEnds) {
   auto copies = [](std::string_view config) {
     const Model model = synthetic_model(config);

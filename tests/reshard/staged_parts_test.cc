@@ -72,7 +72,7 @@ class StagedPartsTest : public ::testing::Test {
 };
 
 TEST_F(StagedPartsTest, ItIsSaidOfWhatWasThereAtTheStartAndOfWhatIsClosed) {
-  fs::create_directories(directory("early"));
+  fs::create_directories(directory("early") + "/rank");
   fs::create_directory_symlink("/", directory("elsewhere"));
   staged_.start(pool_);
   EXPECT_TRUE(become({"staged/job/early/w1"}));
@@ -95,16 +95,43 @@ TEST_F(StagedPartsTest, WhatIsClosedInANodeThatIsCutOffIsSaidLater) {
   EXPECT_TRUE(become({"staged/job/base/w1"}));
 }
 
-/// What was written anew under the name while the commit was told about was not committed.
-TEST_F(StagedPartsTest, ACommitEndsWhatWasSaidBeforeIt) {
-  for (int node = 0; node < 90; ++node)  // more than go into one transaction
-    put("staged/job/base/n" + std::to_string(node), place_.id);
-  put("staged/job/basement/w0", place_.id);
-  const int64_t committed = put("jobs/other", "the commit");
-  put("staged/job/base/w0", place_.id);
+TEST_F(StagedPartsTest, ACommitEndsWhatThisNodeSaidAndNobodyElse) {
+  put("staged/job/base/w0", place_.id);  // perhaps what comes next there
   staged_.start(pool_);
-  staged_.committed("base", committed);
-  EXPECT_TRUE(become({"staged/job/base/w0", "staged/job/basement/w0"}));
+  write_into("base");
+  EXPECT_TRUE(become({"staged/job/base/w0", "staged/job/base/w1"}));
+  fs::remove_all(directory("base"));
+  staged_.closed("base/");
+  EXPECT_TRUE(become({"staged/job/base/w0"}));
+  write_into("base");
+  EXPECT_TRUE(become({"staged/job/base/w0", "staged/job/base/w1"}));
+  // And where nothing is left in it.
+  fs::remove_all(directory("base") + "/rank");
+  staged_.closed("base/");
+  EXPECT_TRUE(become({"staged/job/base/w0"}));
+}
+
+/// Others may have gone on without what it had.
+TEST_F(StagedPartsTest, AfterItWasAwayANodeSaysItAgain) {
+  staged_.start(pool_);
+  write_into("base");
+  EXPECT_TRUE(become({"staged/job/base/w1"}));
+  EXPECT_TRUE(cluster_.meta().commit({.deletes = {"staged/job/base/w1"}}).has_value());
+  cluster_.fence(1, true);
+  cluster_.fence(1, false);
+  write_into("base");
+  EXPECT_TRUE(become({"staged/job/base/w1"}));
+}
+
+TEST_F(StagedPartsTest, WhatThisStoreSaidBeforeItsStartOfWhatIsGoneIsForgotten) {
+  put("staged/job/gone/w1", place_.id + " store");
+  put("staged/job/base/w1", place_.id + " store");
+  put("staged/job/gone/w0", place_.id + " store");
+  put("staged/jobs/gone/w1", place_.id + " store");
+  place_.services.own_store = own_store();
+  fs::create_directories(directory("base") + "/rank/0");
+  staged_.start(pool_);
+  EXPECT_TRUE(become({"staged/job/base/w1", "staged/job/gone/w0", "staged/jobs/gone/w1"}));
 }
 
 TEST_F(StagedPartsTest, ADirectoryThatIsGoneOrRenamedIsNotSpokenOf) {
@@ -149,10 +176,8 @@ TEST_F(StagedPartsTest, NothingIsSaidOfAJobThatIsGone) {
   end_job();
   make_job("next-id");
   put("staged/job/base/w0", "next-id");
-  staged_.committed("base", 1 << 30);  // it was, but what is said now is of the next job
   write_into("late");
   staged_.stop();
-  staged_.committed("late", 1 << 30);
   EXPECT_EQ(keys(), (std::set<std::string>{"staged/job/base/w0", "staged/job/base/w1"}));
   EXPECT_THAT(staged_.nodes_of("base").value(), ElementsAre("w1"));
 }
@@ -169,27 +194,78 @@ TEST_F(ClusterTest, WhatIsSaidOfIncomingGoesWithTheJob) {
   EXPECT_THAT(said(), IsEmpty());
 }
 
-TEST_F(ClusterTest, WhatIsOlderThanADirectoryDoesNotSayWhatItGoesWithout) {
-  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
-  ASSERT_NE(cluster_.job(2, "job"), nullptr);
-  write_file(incoming(2) + "/rank/0/rng.bin", "of w2");
-  cluster_.job(2, "job")->note_closed("base/rank/0/rng.bin");
-  ASSERT_TRUE(becomes([&] { return cluster_.meta().list("staged/job/").value().size() == 1; }));
+class WithoutTest : public ClusterTest {
+ protected:
+  void make_job() {
+    ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+    ASSERT_NE(cluster_.job(2, "job"), nullptr);
+    write(0, LayoutSpec());
+  }
+  void w2_writes() {
+    write_file(incoming(2) + "/rank/0/notes.bin", "of w2");
+    cluster_.job(2, "job")->note_closed("base/rank/0/notes.bin");
+    ASSERT_TRUE(becomes([&] { return said().size() == 1; }));
+  }
+  void go_without(const std::string& nodes) {
+    write_file(incoming(0) + ".without", nodes);
+    cluster_.job(0, "job")->note_closed("base.without");
+  }
+  std::vector<MetaEntry> said() { return cluster_.meta().list("staged/job/").value(); }
+  void refused(const std::string& why) {
+    const Result<> outcome = cluster_.job(0, "job")->commit("base", "base");
+    ASSERT_TRUE(outcome.has_error());
+    EXPECT_THAT(outcome.error().message(), HasSubstr(why));
+  }
+};
+
+TEST_F(WithoutTest, IsOfWhatHadBeenSaidWhenItWasWritten) {
+  make_job();
+  w2_writes();
+  const std::string value = said()[0].value;
   cluster_.stop(2);
-  const std::string without = incoming(0) + ".without";
-  write_file(without, "w1\nw2\n");
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of file times
-  write(0, LayoutSpec());
-  // As `cp -a` does; the file is older all the same.
-  fs::last_write_time(incoming(0), fs::last_write_time(without) - std::chrono::hours(1));
-  Result<> refused = cluster_.job(0, "job")->commit("base", "base");
-  ASSERT_TRUE(refused.has_error());
-  EXPECT_EQ(refused.error().code(), Code::kUnavailable);
-  EXPECT_THAT(refused.error().message(), HasSubstr("node w2 is away"));
-  write_file(without, "w1\nw2\n");
+  refused("node w2 is away");
+  go_without("w1\nw2\n");
+  ASSERT_TRUE(becomes([&] { return said().empty(); }));
+  // It was back, and is away again.
+  ASSERT_TRUE(cluster_.meta().commit({.puts = {{"staged/job/base/w2", value}}}).has_value());
+  refused("node w2 is away");
+  EXPECT_EQ(said().size(), 1u);
+  go_without("w2 ");
   commit(0);
-  EXPECT_FALSE(fs::exists(without));
+  EXPECT_FALSE(fs::exists(incoming(0) + ".without"));
   expect_everywhere({0, 1}, LayoutSpec());
+}
+
+TEST_F(WithoutTest, SaysNothingOfNodesThatAnswer) {
+  make_job();
+  w2_writes();
+  write_file(incoming(2) + "/rank/0/broken.safetensors", "no header");
+  go_without("w2");
+  refused("broken.safetensors");
+  fs::remove(incoming(2) + "/rank/0/broken.safetensors");
+  commit(0);
+  EXPECT_TRUE(becomes([&] { return said().empty(); }));  // of w2's, by w2
+}
+
+TEST_F(WithoutTest, OfWhatIsSaidWhileACommitIsDecidedNothingIsForgotten) {
+  make_job();
+  const std::string value = cluster_.job(0, "job")->id();
+  ASSERT_TRUE(cluster_.meta().commit({.puts = {{"staged/job/base/w2", value}}}).has_value());
+  commit(0);
+  EXPECT_EQ(said().size(), 1u);
+}
+
+TEST_F(WithoutTest, OfAnEarlierStartOfTheDaemonIsNotHeeded) {
+  make_job();
+  w2_writes();
+  const std::string without = incoming(0) + ".without";
+  cluster_.stop(0);
+  write_file(without, "w2");
+  cluster_.start(0);
+  cluster_.stop(2);
+  refused("node w2 is away");
+  go_without("w2");
+  commit(0);
 }
 
 /// A power cut takes the memory, and the node comes back under its name with nothing.

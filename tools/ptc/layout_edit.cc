@@ -48,9 +48,15 @@ void set_size(json::object& layout, std::string_view key, std::optional<uint32_t
   if (value) layout.insert_or_assign(key, *value);
 }
 
+/// Part of a pipeline layout as Megatron-Core writes it, "Et*3|t*3L"; commas in it are not kept.
+bool is_pipeline_layout(const std::string& text) {
+  return text.find_first_of("EtmL|") != text.npos &&
+         text.find_first_not_of("EtmL|()* 0123456789") == text.npos;
+}
+
 CLI::Validator layers_or_even() {
   auto check = [layers = whole_number(0, UINT32_MAX)](std::string& text) {
-    return text == kEven ? std::string() : layers(text);
+    return text == kEven || is_pipeline_layout(text) ? std::string() : layers(text);
   };
   return CLI::Validator(check, "", "layers");
 }
@@ -100,7 +106,9 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(size)
       ->group(group);
-  app.add_option("--stages", edit.stages, "layers of each pipeline stage, or stretch; or even")
+  app.add_option("--stages", edit.stages,
+                 "layers of each pipeline stage, or stretch; or even;\n"
+                 "or as Megatron-Core: 'Et*3|t*4|t*3L'")
       ->type_name("A,B")
       ->delimiter(',')
       ->allow_extra_args(false)
@@ -151,9 +159,12 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   if (has(edit.stages, kEven)) {
     layout.erase("stages");
   } else if (!edit.stages.empty()) {
+    const bool letters = std::any_of(edit.stages.begin(), edit.stages.end(), &is_pipeline_layout);
     json::array stages;
-    for (const std::string& layers : edit.stages) stages.emplace_back(std::stoull(layers));
-    layout.insert_or_assign("stages", std::move(stages));
+    for (const std::string& layers : edit.stages)
+      if (!letters) stages.emplace_back(std::stoull(layers));
+    if (letters) layout.insert_or_assign("stages", fmt::format("{}", fmt::join(edit.stages, ",")));
+    else layout.insert_or_assign("stages", std::move(stages));
   }
   if (has(edit.devices, kAuto)) layout.erase("devices");
   else if (!edit.devices.empty()) layout.insert_or_assign("devices", json_list(edit.devices));
@@ -182,7 +193,10 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
     layout.erase("dp_shard");
   }
   const json::array& stages = array_field(layout, "stages");
-  if (edit.stages.empty() && !stages.empty() && stages.size() != pp * vpp) {
+  if (edit.stages.empty() && (edit.pp || edit.vpp) && !json_text(layout, "stages").empty()) {
+    notes.push_back("\"stages\" was a pipeline layout of before and is left out");
+    layout.erase("stages");
+  } else if (edit.stages.empty() && !stages.empty() && stages.size() != pp * vpp) {
     notes.push_back(fmt::format("\"stages\" was for {} stages and is left out: as even as possible",
                                 stages.size()));
     layout.erase("stages");

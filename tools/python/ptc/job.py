@@ -284,8 +284,9 @@ class Job:
         """Removes what an attempt that was broken off left in incoming/; returns the directory, which is there then on
         rank 0's node. Collective.
 
-        Each rank removes, for incoming/ shows what was written on this node. What nodes have of it that are away counts
-        as removed. What this process still saves there in the background ends before. Until a `commit` ends, well or not, or this process does, the directory is these
+        Each rank removes, for incoming/ shows what was written on this node. What nodes have of it that are away, or
+        had before they lost their store, counts as removed. What this process still saves there in the
+        background ends before. Until a `commit` ends, well or not, or this process does, the directory is these
         processes' own. Errors, on all ranks: CommitError (another process of this machine saves that name), OSError.
         """
         processes = group.prepare()
@@ -303,22 +304,23 @@ class Job:
             def clear() -> None:
                 empty(where)
                 if processes.rank == 0:
-                    self._go_without(name, self._away())
+                    self._go_without(name, self._nodes())
             processes.each(clear, failed, here=True)
         except BaseException:
             owner.release(self.file("incoming", name))
             raise
         return where
 
-    def _away(self) -> List[str]:
-        """Nodes that cannot be asked to remove anything now."""
+    def _nodes(self) -> List[str]:
+        """Of a cluster, all that are known; of a node alone nothing."""
         with contextlib.suppress(OSError, ValueError), \
                 open(os.path.join(os.path.dirname(self.path), ".ptc", "nodes.json"), encoding="utf-8") as file:
-            return [node["name"] for node in json.load(file)["nodes"] if node["state"] != "up"]
+            nodes = [node["name"] for node in json.load(file)["nodes"]]
+            return nodes if len(nodes) > 1 else []
         return []
 
     def _go_without(self, name: str, nodes: List[str]) -> None:
-        """The commit of that directory leaves out what these nodes have of it."""
+        """The commit goes without what these nodes had of that directory, where they are away or have lost it."""
         path = self.incoming(name) + ".without"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
