@@ -5,6 +5,7 @@ node: of a group rank 0 has it, and a second start of the same training meets it
 """
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -58,8 +59,10 @@ def release(directory: str) -> None:
 def _is_at(file: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # it was committed, or removed
+            return False
+        raise
 
 
 def _who(file: int) -> str:
