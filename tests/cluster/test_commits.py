@@ -340,12 +340,8 @@ class Commits(TestCase):
 
     def test_who_saves_anew_goes_without_what_a_dead_node_had_of_it(self):
         """A node dies in the middle of a save, and the job goes on without it, from an earlier step."""
-        try:
-            sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/python"))
-            import ptc  # its numpy may be missing
-        except ImportError as error:
-            self.skipTest(str(error))
         self.nodes.job(0, self.name).set_layout(dp=2)
+        _, job = self.python_job()
         cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
         models.Llama(46).write_ranks(self.job(0).incoming("step100"), 1, 1)
         models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of the attempt that died")
@@ -354,10 +350,78 @@ class Commits(TestCase):
         self.nodes.wait_members()
         self.job(0).set_layout(dp=1)
         cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
-        job = ptc.Job(self.job(0).path)
         models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
         job.rename_into_checkpoints("step100")
         self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
+
+    def python_job(self):
+        """The job as tools/python sees it on w0."""
+        try:
+            sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/python"))
+            import ptc  # its numpy may be missing
+        except ImportError as error:
+            self.skipTest(str(error))
+        return ptc, ptc.Job(self.job(0).path)
+
+    def test_who_saves_anew_goes_without_what_a_node_lost_with_its_store(self):
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        _, job = self.python_job()
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of the attempt that died")
+        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        for name in os.listdir(self.nodes.nodes[1].store):
+            path = os.path.join(self.nodes.nodes[1].store, name)
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        self.job(0).set_layout(dp=1)
+        cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
+        for name in ("step100", "step100"):  # and its name may be saved again
+            models.Llama(46).write_ranks(job.begin(name), 1, 1)
+            job.rename_into_checkpoints(name, overwrite=True)
+        self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
+
+    def test_what_is_saved_after_the_beginning_is_not_gone_without(self):
+        """w1 does not reach etcd when a save begins; its rank saves when it is back, and then it dies."""
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        ptc, job = self.python_job()
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        self.nodes.partition(1, links=("eth1",))
+        cluster.until(lambda: "w1" not in self.nodes.nodes[0].members(), "w0 counts it as away")
+        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        self.nodes.heal(1, links=("eth1",))
+        self.nodes.wait_members()
+        models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of rank 1")
+        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        self.nodes.kill(1)
+        self.nodes.wait_members()
+        with self.assertRaisesRegex(ptc.CommitError, "node w1 is away, and has written something"):
+            job.rename_into_checkpoints("step100")
+        self.nodes.start(1)
+        self.nodes.wait_members()
+        cluster.until(lambda: self.rename(0, "step100")[0] == "", "it is committed when w1 is back")
+        there = self.job(2).checkpoint("step100", "layouts", layout_name(1, 1, 2), "rank", "1", "rng.bin")
+        self.assertEqual(mount.read_text(there), "of rank 1")
+
+    def test_what_is_written_while_a_commit_is_decided_is_known_of(self):
+        """Each step is staged under the same name; w1 writes early for the next one."""
+        self.nodes.job(0, self.name).set_layout(dp=2, replicas=1)
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        BigLlama(47).write_ranks(self.job(0).incoming("latest"), 1, 1)
+        for node in (1, 2):
+            self.nodes.shape(node, "20mbit")  # the copies take a while
+        try:
+            self.assertEqual(self.rename(0, "latest")[0], "EAGAIN")
+            models.write_file(self.job(1).incoming("latest") + "/rank/1/rng.bin", "of the next step")
+            cluster.until(lambda: self.said("latest", 1), "w1 has said so")
+        finally:
+            for node in (1, 2):
+                self.nodes.shape(node, None)
+        cluster.until(lambda: self.rename(0, "latest")[0] == "", "the first step is committed")
+        cluster.until(lambda: not self.said("latest", 0), "w0 has nothing more there")
+        self.assertTrue(self.said("latest", 1))
 
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
