@@ -391,6 +391,9 @@ class Commits(TestCase):
         self.nodes.partition(1, links=("eth1",))
         cluster.until(lambda: "w1" not in self.nodes.nodes[0].members(), "w0 counts it as away")
         models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        there = ptc.Job(self.job(1).path)
+        with self.assertRaisesRegex(ptc.CommitError, "w1 does not reach .*: what was saved here would be left out"):
+            there.check_joined(0)
         self.nodes.heal(1, links=("eth1",))
         self.nodes.wait_members()
         models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of rank 1")
@@ -402,8 +405,9 @@ class Commits(TestCase):
         self.nodes.start(1)
         self.nodes.wait_members()
         cluster.until(lambda: self.rename(0, "step100")[0] == "", "it is committed when w1 is back")
-        there = self.job(2).checkpoint("step100", "layouts", layout_name(1, 1, 2), "rank", "1", "rng.bin")
-        self.assertEqual(mount.read_text(there), "of rank 1")
+        there.check_joined(0)
+        kept = self.job(2).checkpoint("step100", "layouts", layout_name(1, 1, 2), "rank", "1", "rng.bin")
+        self.assertEqual(mount.read_text(kept), "of rank 1")
 
     def test_what_is_written_while_a_commit_is_decided_is_known_of(self):
         """Each step is staged under the same name; w1 writes early for the next one."""

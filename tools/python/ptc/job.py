@@ -319,6 +319,22 @@ class Job:
             return nodes if len(nodes) > 1 else []
         return []
 
+    def check_joined(self, patience: float = 30) -> None:
+        """CommitError: this node has been cut off from its cluster for `patience` seconds. A commit that another node leads
+        would not know of what is written here.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            trouble = None
+            with contextlib.suppress(OSError, ValueError), \
+                    open(os.path.join(os.path.dirname(self.path), ".ptc", "nodes.json"), encoding="utf-8") as file:
+                trouble = json.load(file).get("agreement")
+            if not trouble:
+                return
+            if time.monotonic() >= deadline:
+                raise CommitError(f"{trouble.get('why', 'this node is cut off')}: what was saved here would be left out")
+            time.sleep(1)
+
     def _go_without(self, name: str, nodes: List[str]) -> None:
         """The commit goes without what these nodes had of that directory, where they are away or have lost it."""
         path = self.incoming(name) + ".without"

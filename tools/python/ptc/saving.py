@@ -235,7 +235,9 @@ def commit_logged(dir: Union[str, os.PathLike], wait: bool, after: "Optional[Fut
             for future in before:
                 future.result()
             place = find(dir)
-            return Job(place.job), place.name
+            job = Job(place.job)
+            job.check_joined()
+            return job, place.name
         try:
             try:
                 job, name = processes.each(ready, "not committed, for another rank could not save", here=wait)
