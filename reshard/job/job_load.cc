@@ -120,6 +120,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
   MutexLock change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
   const JobKnowledge::Snapshot before_all = knowledge.now();
+  const uint64_t shelved = shelf.now();
   PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
   // Of this name there may be another job by now, whose checkpoints are none of this one's. No id
   // comes back: what was read before it was found here was said of this job.
@@ -312,7 +313,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
     PTC_TRY(files.remove_stale(record.id, record.stored));
   }
   for (const auto& [name, next] : changes_of)
-    if (decided.contains(name)) shelf.drop(next.record.id);
+    if (decided.contains(name)) shelf.drop_of_before(shelved, next.record.id);
   taken.settle(given_up, ids);
   // What came of one that was removed meanwhile.
   for (const auto& [name, one] : fetched)

@@ -12,6 +12,7 @@ Result<std::optional<PlanPart>> PartShelf::find(const std::string& id, const std
   if (known->second.epoch > epoch) return Error(Code::kCancelled, "another node leads by now");
   if (known->second.plan != plan) return std::optional<PlanPart>();
   known->second.epoch = epoch;
+  known->second.kept_at = ++now_;
   return std::optional<PlanPart>(known->second.part);
 }
 
@@ -23,15 +24,29 @@ bool PartShelf::has_of_other_plan(const std::string& id, const std::string& plan
 
 void PartShelf::keep(const std::string& id, Part part) {
   MutexLock lock(mutex_);
+  part.kept_at = ++now_;
   parts_.insert_or_assign(id, std::move(part));
 }
 
+uint64_t PartShelf::now() const {
+  MutexLock lock(mutex_);
+  return now_;
+}
+
 void PartShelf::drop(const std::string& id, int64_t epoch) {
+  drop_if(id, [&](const Part& part) { return part.epoch <= epoch; });
+}
+
+void PartShelf::drop_of_before(uint64_t moment, const std::string& id) {
+  drop_if(id, [&](const Part& part) { return part.kept_at <= moment; });
+}
+
+void PartShelf::drop_if(const std::string& id, const std::function<bool(const Part&)>& may_go) {
   PlanPart part;
   {
     MutexLock lock(mutex_);
     const auto known = parts_.find(id);
-    if (known == parts_.end() || known->second.epoch > epoch) return;
+    if (known == parts_.end() || !may_go(known->second)) return;
     part = std::move(known->second.part);
     parts_.erase(known);
   }

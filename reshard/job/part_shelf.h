@@ -27,6 +27,7 @@ class PartShelf {
     PlanPart part;
     int64_t epoch;  // of the leader that asked for it last; of a commit: 0
     ReshardProgress done;
+    uint64_t kept_at = 0;  // of the shelf
   };
   using ImageNames = std::set<std::string, std::less<>>;
 
@@ -46,6 +47,11 @@ class PartShelf {
   void keep(const std::string& id, Part part);
   /// Unless a leader of a later epoch wants it.
   void drop(const std::string& id, int64_t epoch = std::numeric_limits<int64_t>::max());
+  /// A moment: what is kept, or found again, from then on is not dropped by drop_of_before().
+  uint64_t now() const;
+  /// What was kept before `moment`, at which something else was decided of this checkpoint: of what
+  /// comes for it since, nothing may be decided yet.
+  void drop_of_before(uint64_t moment, const std::string& id);
 
   bool empty() const;
   std::map<std::string, int64_t> epochs() const;  // by checkpoint id
@@ -53,10 +59,13 @@ class PartShelf {
   std::optional<ReshardProgress> done() const;
 
  private:
+  void drop_if(const std::string& id, const std::function<bool(const Part&)>& may_go);
+
   const std::function<ImageNames(const std::string& id)> decided_;
   const std::function<void(const std::string& image)> remove_;
   KeyedLock being_made_;
   mutable Mutex mutex_;
+  uint64_t now_ PTC_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Part> parts_ PTC_GUARDED_BY(mutex_);  // by checkpoint id
 };
 

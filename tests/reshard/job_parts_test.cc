@@ -40,7 +40,7 @@ PartShelf::Part part_of(const std::string& plan, int64_t epoch) {
   part.copies = {{0, plan + "-copy"}};
   ReshardProgress done;
   done.checkpoint = plan;
-  return {plan, part, epoch, done};
+  return {plan, part, epoch, done, 0};
 }
 
 TEST(PartShelf, WhatIsDroppedGoesButForWhatWasDecidedOn) {
@@ -72,6 +72,23 @@ TEST(PartShelf, APartIsMadeOnceForAPlanAndIsTheLatestLeaders) {
   EXPECT_EQ(shelf.find("id", "plan", 9).value()->images.size(), 2u);
   EXPECT_EQ(shelf.epochs().at("id"), 9);
   EXPECT_EQ(shelf.find("id", "plan", 8).error().code(), Code::kCancelled);
+}
+
+/// A node makes a part of a checkpoint while it still tidies up after that one's commit: nothing is
+/// decided of the part yet.
+TEST(PartShelf, WhatCameSinceADecisionWasReadStays) {
+  std::vector<std::string> removed;
+  PartShelf shelf([](const std::string&) { return PartShelf::ImageNames(); },
+                  [&](const std::string& image) { removed.push_back(image); });
+  shelf.keep("before", part_of("commit", 0));
+  shelf.keep("again", part_of("reshard", 3));
+  const uint64_t read = shelf.now();
+  shelf.keep("since", part_of("flip", 3));
+  EXPECT_TRUE(shelf.find("again", "reshard", 3).value().has_value());
+  for (const char* id : {"before", "again", "since"}) shelf.drop_of_before(read, id);
+  EXPECT_THAT(removed, ElementsAre("commit-0", "commit-1", "commit-copy"));
+  EXPECT_TRUE(shelf.epochs().contains("since"));
+  EXPECT_TRUE(shelf.epochs().contains("again"));
 }
 
 TEST(PartShelf, PartsOfCommitsAreNoReshard) {
