@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <stop_token>
+#include <string>
 #include <vector>
 
 #include "reshard/exec/executor.h"
@@ -39,15 +40,16 @@ struct FetchSources {
   /// with growing `attempt` from 1; nullptr: there is none.
   std::function<ImageRef(uint32_t i, uint32_t attempt)> alternative;
   Relays* relays = nullptr;  // where a transfer has a window
+  std::string self = {};     // this node's name, as others' images have it
 };
 
 /// Makes the targets, published in their order, and adds the checksums of their arrays to `ledger`.
 /// What lies here is copied by all threads; meanwhile what lies elsewhere comes straight into the
-/// new images, in one stream from each node, and what others relay in one from each of them
-/// (remote_fetch.h); meanwhile what is whole is hashed (incoming_sums.h). Last, what one target has
-/// of another, or elsewhere of its own, is copied. A node that fails is replaced by another holder,
-/// one that relays by the source, and what arrived is not sent again. `bytes_done` grows by the
-/// bytes written. Errors: also Executor::check_can_make()'s. On an error no image stays behind.
+/// new images, from some nodes at a time, and from what others relay (remote_fetch.h); meanwhile
+/// what is whole is hashed (incoming_sums.h). Last, what one target has of another, or elsewhere of
+/// its own, is copied. A node that fails is replaced by another holder, one that relays by the
+/// source, and what arrived is not sent again. `bytes_done` grows by the bytes written. Errors:
+/// also Executor::check_can_make()'s. On an error no image stays behind.
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,

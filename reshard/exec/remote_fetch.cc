@@ -3,7 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -23,6 +25,20 @@ uint64_t bytes_to_come(const std::vector<FetchItem>& items) {
   return bytes;
 }
 
+/// Of two names, the same on all nodes.
+uint64_t hash_of_both(std::string_view one, std::string_view other) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, then mixed as splitmix64 does
+  const auto add = [&](std::string_view text) {
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    hash *= 0x100000001b3;  // where it ends
+  };
+  add(one);
+  add(other);
+  hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+  hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+  return hash ^ (hash >> 31);
+}
+
 /// The same bytes out of an image that has them where the target has them.
 StridedCopy in_place(StridedCopy copy) {
   copy.source_offset = copy.target_offset;
@@ -32,6 +48,22 @@ StridedCopy in_place(StridedCopy copy) {
 }
 
 }  // namespace
+
+std::vector<size_t> order_of_senders(const std::string& self, bool gives,
+                                     const std::vector<std::string>& senders) {
+  std::vector<size_t> order(senders.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (gives) {
+    const auto behind = std::upper_bound(senders.begin(), senders.end(), self);
+    std::rotate(order.begin(), order.begin() + (behind - senders.begin()), order.end());
+    return order;
+  }
+  std::vector<uint64_t> hashes;
+  for (const std::string& sender : senders) hashes.push_back(hash_of_both(self, sender));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t one, size_t other) { return hashes[one] < hashes[other]; });
+  return order;
+}
 
 void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer,
                       const FetchItem& item, const ImageId& id) {
@@ -43,6 +75,7 @@ void RemoteFetch::add(size_t image, uint32_t target, const Transfer& transfer,
   };
   if (transfer.relay) {
     const uint32_t node = sources_.relays->node_of(*transfer.relay);
+    a_target_ = target;
     return add_to(relayed_[node].windows[{*transfer.relay, transfer.begin}]);
   }
   Lane& lane = lanes_[item.source->node()];
@@ -109,22 +142,24 @@ Result<> RemoteFetch::fetch(Lane& lane, Batch batch, const std::stop_token& stop
   return ok();
 }
 
-std::optional<RemoteFetch::Work> RemoteFetch::next(Lane& lane) {
+std::optional<RemoteFetch::Work> RemoteFetch::next_window(Lane& lane) {
   MutexLock lock(mutex_);
-  if (!lane.windows.empty()) {
-    auto first = lane.windows.extract(lane.windows.begin());
-    return Work{first.key(), std::move(first.mapped())};
-  }
+  if (lane.windows.empty()) return std::nullopt;
+  auto first = lane.windows.extract(lane.windows.begin());
+  return Work{first.key(), std::move(first.mapped())};
+}
+
+std::optional<RemoteFetch::Work> RemoteFetch::next_other(Lane& lane) {
+  MutexLock lock(mutex_);
   if (lane.others.empty()) return std::nullopt;
   Work work{std::nullopt, std::move(lane.others.front())};
   lane.others.pop_front();
   return work;
 }
 
-Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
-  while (std::optional<Work> work = next(lane)) {
+Result<> RemoteFetch::fetch_windows(Lane& lane, const std::stop_token& stop) {
+  while (std::optional<Work> work = next_window(lane)) {
     PTC_TRY(fetch(lane, std::move(work->batch), stop));
-    if (!work->window) continue;
     MutexLock lock(mutex_);
     Coming& coming = coming_.at(*work->window);
     if (--coming.batches == 0)
@@ -133,8 +168,15 @@ Result<> RemoteFetch::fetch_lane(Lane& lane, const std::stop_token& stop) {
   return ok();
 }
 
+Result<> RemoteFetch::fetch_others(Lane& lane, const std::stop_token& stop) {
+  while (std::optional<Work> work = next_other(lane)) {
+    PTC_TRY(fetch(lane, std::move(work->batch), stop));
+  }
+  return ok();
+}
+
 Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
-  while (std::optional<Work> work = next(lane)) {
+  while (std::optional<Work> work = next_window(lane)) {
     Batch& batch = work->batch;
     bool ask = false;
     {
@@ -174,6 +216,31 @@ Result<> RemoteFetch::fetch_relayed(Lane& lane, const std::stop_token& stop) {
   return ok();
 }
 
+std::vector<RemoteFetch::Lane*> RemoteFetch::lanes_in_order() {
+  std::vector<std::string> names;
+  std::vector<Lane*> by_name, in_order;
+  for (auto& [node, lane] : lanes_) {
+    names.push_back(node);
+    by_name.push_back(&lane);
+  }
+  const bool gives =
+      std::any_of(sources_.images.begin(), sources_.images.end(),
+                  [](const ImageRef& image) { return image != nullptr && image->is_here(); });
+  for (const size_t i : order_of_senders(sources_.self, gives, names))
+    in_order.push_back(by_name[i]);
+  return in_order;
+}
+
+/// Who relays takes what others relay: all begin behind themselves.
+std::vector<RemoteFetch::Lane*> RemoteFetch::relayed_in_order() {
+  std::vector<Lane*> in_order;
+  if (!a_target_) return in_order;
+  const auto behind = relayed_.upper_bound(sources_.relays->node_of(*a_target_));
+  for (auto lane = behind; lane != relayed_.end(); ++lane) in_order.push_back(&lane->second);
+  for (auto lane = relayed_.begin(); lane != behind; ++lane) in_order.push_back(&lane->second);
+  return in_order;
+}
+
 Result<> RemoteFetch::run(std::stop_token stop) {
   struct Shared {
     Mutex mutex;
@@ -193,20 +260,20 @@ Result<> RemoteFetch::run(std::stop_token stop) {
     std::vector<std::jthread> threads;
     // Those that wait for what others pass on have threads of their own: others may wait for what
     // the rest bring.
-    const auto begin = [&](auto& lanes,
-                           Result<> (RemoteFetch::*fetch_all)(Lane&, const std::stop_token&)) {
-      std::vector<Lane*> all;
-      for (auto& [node, lane] : lanes) all.push_back(&lane);
-      const size_t at_once = std::min(all.size(), kNodesAtOnce);
+    using Fetch = Result<> (RemoteFetch::*)(Lane&, const std::stop_token&);
+    const auto begin = [&](const std::vector<Lane*>& lanes, const std::vector<Fetch>& rounds) {
+      const size_t at_once = std::min(lanes.size(), kNodesAtOnce);
       for (size_t i = 0; i < kStreams * at_once; ++i)
-        threads.emplace_back([&, all, first = i / kStreams, at_once, fetch_all] {
-          for (size_t lane = first; lane < all.size() && !lanes_stop.stop_requested();
-               lane += at_once)
-            note((this->*fetch_all)(*all[lane], lanes_stop.get_token()));
-        });
+        threads.emplace_back(
+            [&note, &lanes_stop, this, lanes, rounds, first = i / kStreams, at_once] {
+              for (const Fetch fetch_all : rounds)
+                for (size_t lane = first; lane < lanes.size() && !lanes_stop.stop_requested();
+                     lane += at_once)
+                  note((this->*fetch_all)(*lanes[lane], lanes_stop.get_token()));
+            });
     };
-    begin(lanes_, &RemoteFetch::fetch_lane);
-    begin(relayed_, &RemoteFetch::fetch_relayed);
+    begin(lanes_in_order(), {&RemoteFetch::fetch_windows, &RemoteFetch::fetch_others});
+    begin(relayed_in_order(), {&RemoteFetch::fetch_relayed});
   }
   MutexLock lock(shared.mutex);
   if (shared.first_error) return *std::move(shared.first_error);
