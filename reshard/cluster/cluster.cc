@@ -7,7 +7,6 @@
 #include <map>
 #include <utility>
 
-#include "store/base/fan_out.h"
 #include "store/base/mutex.h"
 
 namespace ptc {
@@ -28,25 +27,18 @@ std::vector<Result<std::string>> Cluster::ask_all(PeerMethod method,
   const PeerRow& row = row_of(method);
   size_t bytes = 0;
   for (const Question& one : questions) bytes = std::max(bytes, one.request.size());
-  return ask_all_by(row, questions.size(), bytes, at_most, stop,
-                    [&](const std::vector<size_t>& which, std::chrono::milliseconds time) {
-                      std::vector<Question> some;
-                      for (size_t i : which) some.push_back(questions[i]);
-                      return call_all(some, row, time, stop);
-                    });
+  return ask_all_by(row, questions.size(), bytes, at_most, [&](std::chrono::milliseconds time) {
+    return call_all(questions, row, time, stop);
+  });
 }
 
 std::vector<Result<std::string>> Cluster::call_all(const std::vector<Question>& questions,
                                                    const PeerRow& row,
                                                    std::chrono::milliseconds time,
                                                    std::stop_token stop) {
-  return Answers<std::string>(
-             questions.size(),
-             [&](size_t i) {
-               return call(questions[i].node, row, std::string(questions[i].request), time, stop);
-             },
-             kAtWorkAtOnce)
-      .wait();
+  return ask_each(row, questions.size(), time, stop, [&](size_t i, std::chrono::milliseconds left) {
+    return call(questions[i].node, row, std::string(questions[i].request), left, stop);
+  });
 }
 
 bool Cluster::may_decide() const {

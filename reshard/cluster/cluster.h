@@ -35,8 +35,9 @@ class Cluster {
   /// Asks another node, as the method's row says (ask_by()).
   Result<std::string> ask(const std::string& node, PeerMethod method, const std::string& request,
                           std::stop_token stop = {}, std::chrono::milliseconds at_most = {});
-  /// Several nodes at the same time, and waits for all answers, which are in their order. What goes
-  /// on beside questions, or asks more than once, has its threads from store/base/fan_out.h.
+  /// Several nodes at the same time (PeerRow::at_once()), and waits for all answers, which are in
+  /// their order. What goes on beside questions, or asks more than once, has its threads from
+  /// store/base/fan_out.h.
   struct Question {
     std::string node;
     std::string_view request;  // outlives the call
@@ -94,7 +95,8 @@ class Cluster {
   virtual Result<std::string> call(const std::string& node, const PeerRow& row,
                                    const std::string& request, std::chrono::milliseconds time,
                                    std::stop_token stop) = 0;
-  /// The same of several; without an own way, by threads.
+  /// Several at the same time: as many at a time as the row says, and each once more, at once,
+  /// where the connection broke and the row allows it. Without an own way, by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
                                                     const PeerRow& row,
                                                     std::chrono::milliseconds time,

@@ -32,7 +32,9 @@ class PeerCalls {
   virtual Result<std::string> call(const std::string& node, const PeerRow& row,
                                    const std::string& request, std::chrono::milliseconds time,
                                    std::stop_token stop) = 0;
-  /// Several at the same time, with answers in their order; without an own way, by threads.
+  /// Several at the same time, with answers in their order: as many at a time as the row says, and
+  /// each once more, at once, where the connection broke and the row allows it. Without an own way,
+  /// by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
                                                     const PeerRow& row,
                                                     std::chrono::milliseconds time,

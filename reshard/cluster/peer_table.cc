@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <numeric>
 
+#include "store/base/fan_out.h"
 #include "store/base/json.h"
 #include "store/rpc/peers.h"
 
@@ -16,41 +16,64 @@ Result<> check_request(const PeerRow& row, size_t bytes) {
                           row.max_request_bytes);
 }
 
+namespace {
+
+using Answer = Result<std::string>;
+
+/// Who asks waits so long.
+Result<std::chrono::milliseconds> time_of(const PeerRow& row, size_t request_bytes,
+                                          std::chrono::milliseconds at_most) {
+  PTC_TRY(check_request(row, request_bytes));
+  const auto time = row.deadline + std::chrono::milliseconds(request_bytes / kBytesInMs);
+  return at_most == at_most.zero() ? time : std::min(time, at_most);
+}
+
+bool broke(const Answer& answer) { return answer.has_error() && is_broken_off(answer.error()); }
+
+Answer ask_again_where_it_broke(const PeerRow& row, std::chrono::milliseconds time,
+                                const std::stop_token& stop, const AskOnce& once) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point until = Clock::now() + time;
+  Answer answer = once(time);
+  if (!broke(answer) || !row.is_idempotent() || stop.stop_requested()) return answer;
+  const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
+  return left > left.zero() ? once(left) : answer;
+}
+
+/// Further up there is no connection any more.
+Answer without_connection(Answer answer) {
+  if (!broke(answer)) return answer;
+  return Error(answer.error().code(), answer.error().message());
+}
+
+}  // namespace
+
 Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
                            std::chrono::milliseconds at_most, const std::stop_token& stop,
                            const AskOnce& once) {
-  const auto ask_one = [&](const std::vector<size_t>&, std::chrono::milliseconds time) {
-    return std::vector{once(time)};
-  };
-  return std::move(ask_all_by(row, 1, request_bytes, at_most, stop, ask_one).front());
+  PTC_TRY(const auto time, time_of(row, request_bytes, at_most));
+  return without_connection(ask_again_where_it_broke(row, time, stop, once));
 }
 
 std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, size_t request_bytes,
                                             std::chrono::milliseconds at_most,
-                                            const std::stop_token& stop, const AskAllOnce& once) {
-  using Clock = std::chrono::steady_clock;
+                                            const AskAll& ask_all) {
   if (count == 0) return {};
-  if (const Result<> fits = check_request(row, request_bytes); fits.has_error())
-    return std::vector<Result<std::string>>(count, fits.error());
-  auto time = row.deadline + std::chrono::milliseconds(request_bytes / kBytesInMs);
-  if (at_most != at_most.zero()) time = std::min(time, at_most);
-  const Clock::time_point until = Clock::now() + time;
-  std::vector<size_t> which(count);
-  std::iota(which.begin(), which.end(), size_t{0});
-  std::vector<Result<std::string>> answers = once(which, time);
-  const auto broke = [&](size_t i) {
-    return answers[i].has_error() && is_broken_off(answers[i].error());
-  };
-  std::erase_if(which, [&](size_t i) { return !broke(i); });
-  const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
-  if (!which.empty() && row.is_idempotent() && !stop.stop_requested() && left > left.zero()) {
-    std::vector<Result<std::string>> again = once(which, left);
-    for (size_t k = 0; k < which.size(); ++k) answers[which[k]] = std::move(again[k]);
-  }
-  // Further up there is no connection any more.
-  for (size_t i : which)
-    if (broke(i)) answers[i] = Error(answers[i].error().code(), answers[i].error().message());
+  const auto time = time_of(row, request_bytes, at_most);
+  if (time.has_error()) return std::vector<Answer>(count, time.error());
+  std::vector<Answer> answers = ask_all(time.value());
+  for (Answer& answer : answers) answer = without_connection(std::move(answer));
   return answers;
+}
+
+std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count,
+                                          std::chrono::milliseconds time,
+                                          const std::stop_token& stop, const AskOneOnce& once) {
+  const auto ask = [&](size_t i) {
+    return ask_again_where_it_broke(row, time, stop,
+                                    [&](std::chrono::milliseconds left) { return once(i, left); });
+  };
+  return Answers<std::string>(count, ask, row.at_once()).wait();
 }
 
 std::string request_about(const WhichJob& job, std::string_view body) {

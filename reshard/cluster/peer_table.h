@@ -1,10 +1,11 @@
 // What one node may ask another: each method and all that is said of it, in one row.
 //
-// Who asks says the method, and the row says the rest: how long it waits, and whether it asks again
-// when the connection broke before the answer came (Cluster::ask()). Who serves looks a method up
-// here, and hands it to what answers it: the daemon registers every row, the clusters of the tests
-// and the simulator hand it to answer_peer() (node/peer_service.h), and there is no other way in. A
-// further method is a row here, and a case where the switch over its handler then lacks one.
+// Who asks says the method, and the row says the rest: how long it waits, whether it asks again
+// when the connection broke before the answer came (Cluster::ask()), and how many it asks at a
+// time. Who serves looks a method up here, and hands it to what answers it: the daemon registers
+// every row, the clusters of the tests and the simulator hand it to answer_peer()
+// (node/peer_service.h), and there is no other way in. A further method is a row here, and a case
+// where the switch over its handler then lacks one.
 //
 // A request about a job begins with a line that says which: by its id, for another may have its
 // name by now. That one is not touched: kNotFound, unless it is asked of what outlives its job
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/fan_out.h"
 #include "store/rpc/frame.h"
 
 namespace ptc {
@@ -72,6 +74,9 @@ enum class PeerAbout : uint8_t { kNode, kJob };
 /// kAgain: asked twice it does and answers what it does and answers once.
 enum class PeerTimes : uint8_t { kOnce, kAgain };
 
+/// A node that lives is waited for.
+inline constexpr std::chrono::milliseconds kWhileItLives = std::chrono::hours(12);
+
 struct PeerRow {
   PeerMethod method;
   std::string_view name;  // on the wire
@@ -83,6 +88,12 @@ struct PeerRow {
   size_t max_request_bytes;  // an answer has kMaxCallBytes at most
 
   constexpr bool is_idempotent() const { return times == PeerTimes::kAgain; }
+  /// How many of those that are asked the same wait for their answers at a time. What takes as long
+  /// as it takes begins everywhere at once: a node whose turn came later would begin hours later,
+  /// and those that take from it what it passes on would wait in vain.
+  constexpr size_t at_once() const {
+    return deadline == kWhileItLives ? kAllAtOnce : kAtWorkAtOnce;
+  }
 };
 
 inline constexpr size_t kBytesInMs = 20'000;
@@ -93,8 +104,6 @@ using enum PeerMethod;
 using enum PeerAbout;
 using enum PeerTimes;
 using H = PeerHandler;
-/// A node that lives is waited for.
-inline constexpr std::chrono::milliseconds kWhileItLives = 12h;
 /// Names and numbers.
 inline constexpr size_t kFew = 64 << 10;
 inline constexpr size_t kMany = kMaxCallBytes;
@@ -162,13 +171,18 @@ Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
                            std::chrono::milliseconds at_most, const std::stop_token& stop,
                            const AskOnce& once);
 
-/// The same of several at the same time: `once` asks those of the numbers 0 … count − 1 that it is
-/// told, and answers in their order. `request_bytes`: of the longest.
-using AskAllOnce = std::function<std::vector<Result<std::string>>(const std::vector<size_t>& which,
-                                                                  std::chrono::milliseconds time)>;
+/// The same of `count` at the same time. `ask_all` asks them all, as many at a time as the row
+/// says, each again at once where it may be (ask_each() does), and answers in their order.
+/// `request_bytes`: of the longest.
+using AskAll = std::function<std::vector<Result<std::string>>(std::chrono::milliseconds time)>;
 std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, size_t request_bytes,
                                             std::chrono::milliseconds at_most,
-                                            const std::stop_token& stop, const AskAllOnce& once);
+                                            const AskAll& ask_all);
+/// Those of the numbers 0 … count − 1, each by a thread.
+using AskOneOnce = std::function<Result<std::string>(size_t i, std::chrono::milliseconds time)>;
+std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count,
+                                          std::chrono::milliseconds time,
+                                          const std::stop_token& stop, const AskOneOnce& once);
 
 /// A job, and no other that has its name before or after it.
 struct WhichJob {

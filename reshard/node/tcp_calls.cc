@@ -39,7 +39,8 @@ std::vector<Result<std::string>> TcpCalls::call_all(const std::vector<Cluster::Q
                                                     std::stop_token stop) {
   std::vector<Peers::Call> calls;
   for (const Cluster::Question& one : questions) calls.push_back({one.node, row.name, one.request});
-  return peers_.call_all(calls, time, std::move(stop));
+  const Peers::Manner manner{row.at_once(), row.is_idempotent()};
+  return peers_.call_all(calls, manner, time, std::move(stop));
 }
 
 std::vector<PeerNumbers> TcpCalls::numbers() const {

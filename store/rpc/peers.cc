@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/steady_timer.hpp>
 #include <cerrno>
 #include <map>
+#include <optional>
 
 #include "store/base/json.h"
 #include "store/base/mutex.h"
@@ -17,7 +19,7 @@ namespace {
 
 constexpr auto kKeep = std::chrono::seconds(60);  // shorter than a server's patience
 constexpr size_t kKeepCount = 8;                  // for each node
-constexpr size_t kCallsAtOnce = 256;              // of one thread
+constexpr size_t kConnectAtOnce = 256;            // of one thread
 
 }  // namespace
 
@@ -28,6 +30,29 @@ Error broken_off(std::string message) {
 bool is_broken_off(const Error& error) {
   return error.code() == Code::kUnavailable && error.errno_value() == ECONNRESET;
 }
+
+/// Of coroutines of one executor: so many at a time.
+class Peers::Turns {
+ public:
+  Turns(const IoExecutor& executor, size_t at_once)
+      : left_(at_once), next_(executor, asio::steady_timer::time_point::max()) {}
+  struct GiveBack {
+    void operator()(Turns* turns) const {
+      ++turns->left_;
+      turns->next_.cancel_one();
+    }
+  };
+  using Held = std::unique_ptr<Turns, GiveBack>;
+  asio::awaitable<Held> take() {
+    while (left_ == 0) co_await next_.async_wait(kTuple);
+    --left_;
+    co_return Held(this);
+  }
+
+ private:
+  size_t left_;
+  asio::steady_timer next_;  // never ends by itself
+};
 
 struct Peers::Impl {
   struct Kept {
@@ -175,11 +200,15 @@ void Peers::give_back(const std::string& node, std::unique_ptr<Connection> conne
 }
 
 Task<std::string> Peers::ask(const std::string& node, std::string_view method,
-                             std::string_view body, Deadline deadline, std::stop_token stop) {
+                             std::string_view body, Deadline deadline, std::stop_token stop,
+                             Turns* turns) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
     co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
                                body.size(), kMaxCallBytes);
+  std::optional<Turns::Held> turn;
+  if (turns != nullptr) turn.emplace(co_await turns->take());
   PTC_CO_TRY(auto connection, co_await take(node, deadline, stop));
+  turn.reset();
   connection->set_patience({impl_->options.silence, deadline, stop});
   const Deadline asked = std::chrono::steady_clock::now();
   auto answer = co_await impl_->exchange(*connection, method, body);
@@ -206,18 +235,24 @@ Result<std::string> Peers::call(const std::string& node, std::string_view method
   return run_here([&](IoExecutor) { return ask(node, method, body, deadline, stop); });
 }
 
-std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls,
+std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls, Manner manner,
                                                  std::chrono::milliseconds timeout,
                                                  std::stop_token stop) {
   const Deadline deadline = std::chrono::steady_clock::now() + timeout;
   std::vector<Result<std::string>> answers(calls.size(),
                                            Error(Code::kUnavailable, "was not asked"));
+  std::optional<Turns> turns;
   auto one = [&](size_t i) -> asio::awaitable<void> {
-    answers[i] = co_await ask(calls[i].node, calls[i].method, calls[i].body, deadline, stop);
+    const Call& call = calls[i];
+    answers[i] = co_await ask(call.node, call.method, call.body, deadline, stop, &*turns);
+    if (!manner.again || answers[i] || !is_broken_off(answers[i].error())) co_return;
+    if (stop.stop_requested() || std::chrono::steady_clock::now() >= deadline) co_return;
+    answers[i] = co_await ask(call.node, call.method, call.body, deadline, stop, &*turns);
   };
-  auto all = [&](IoExecutor) -> Task<> {
+  auto all = [&](IoExecutor executor) -> Task<> {
+    turns.emplace(executor, kConnectAtOnce);
     std::function<asio::awaitable<void>(size_t)> work = one;
-    co_await for_each_of(calls.size(), kCallsAtOnce, std::move(work));
+    co_await for_each_of(calls.size(), manner.at_once, std::move(work));
     co_return ok();
   };
   auto asked = run_here(all);

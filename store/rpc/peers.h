@@ -54,13 +54,20 @@ class Peers {
   Result<std::string> call(const std::string& node, std::string_view method, std::string_view body,
                            std::chrono::milliseconds timeout, std::stop_token stop = {});
 
-  /// Asks nodes at the same time, without a thread for each, and waits for all answers, which are
-  /// in their order. Method and body outlive the call.
+  /// Asks nodes at the same time, and waits for all answers, which are in their order. One that
+  /// waits costs a coroutine and its connection, no thread. However many they are, only some
+  /// connect at a time: each has but a moment for that. Method and body outlive the call.
   struct Call {
     std::string node;
     std::string_view method, body;
   };
-  std::vector<Result<std::string>> call_all(const std::vector<Call>& calls,
+  struct Manner {
+    size_t at_once = 256;  // wait for their answers; the others follow, each when one has its own
+    /// A call whose connection broke (broken_off()) is asked a second time, at once, whatever the
+    /// others do; what is left of the time counts. For what may be done twice.
+    bool again = false;
+  };
+  std::vector<Result<std::string>> call_all(const std::vector<Call>& calls, Manner manner,
                                             std::chrono::milliseconds timeout,
                                             std::stop_token stop = {});
 
@@ -85,8 +92,10 @@ class Peers {
 
  private:
   struct Impl;
+  class Turns;  // to connect
   Task<std::string> ask(const std::string& node, std::string_view method, std::string_view body,
-                        std::chrono::steady_clock::time_point deadline, std::stop_token stop);
+                        std::chrono::steady_clock::time_point deadline, std::stop_token stop,
+                        Turns* turns = nullptr);
   explicit Peers(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

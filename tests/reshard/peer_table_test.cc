@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "reshard/job/job_peers.h"
 #include "reshard/node/peer_service.h"
@@ -100,38 +101,129 @@ TEST(PeerTable, OnlyWhatMayBeDoneTwiceIsAskedAgainAndOnlyWhereTheConnectionBroke
 
 TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
   for (const PeerMethod method : {PeerMethod::kFiles, PeerMethod::kAdopt}) {
-    std::vector<std::vector<size_t>> asked;
-    const std::vector<Result<std::string>> answers =
-        ask_all_by(row_of(method), 4, 1, {}, {},
-                   [&](const std::vector<size_t>& which, std::chrono::milliseconds) {
-                     asked.push_back(which);
-                     std::vector<Result<std::string>> some;
-                     for (const size_t i : which) {
-                       if (i == 3) some.emplace_back(Error(Code::kBusy, "not now"));
-                       else if (i % 2 == 1 && asked.size() == 1)
-                         some.emplace_back(broken_off("it"));
-                       else if (i == 2) some.emplace_back(broken_off("it broke"));
-                       else some.emplace_back(std::to_string(i));
-                     }
-                     return some;
-                   });
-    const bool again = row_of(method).is_idempotent();
-    ASSERT_EQ(asked.size(), again ? 2u : 1u);
-    EXPECT_THAT(asked.front(), ElementsAreArray({0, 1, 2, 3}));
-    EXPECT_THAT(asked.back(), ElementsAreArray(again ? std::vector<size_t>{1, 2} : asked.front()));
+    const PeerRow& row = row_of(method);
+    std::mutex mutex;
+    std::vector<int> asked(4);
+    const auto once = [&](size_t i, std::chrono::milliseconds) -> Result<std::string> {
+      std::lock_guard lock(mutex);
+      ++asked[i];
+      if (i == 3) return Error(Code::kBusy, "not now");
+      if (i == 2 || (i == 1 && asked[i] == 1)) return broken_off("it broke");
+      return std::to_string(i);
+    };
+    const std::vector<Result<std::string>> answers = ask_all_by(
+        row, 4, 1, {},
+        [&](std::chrono::milliseconds time) { return ask_each(row, 4, time, {}, once); });
+    const bool again = row.is_idempotent();
+    EXPECT_THAT(asked, ElementsAreArray({1, again ? 2 : 1, again ? 2 : 1, 1}));
     EXPECT_EQ(answers[0].value(), "0");
     EXPECT_EQ(answers[1].has_value(), again);
     EXPECT_EQ(answers[2].error().message(), "it broke");
     EXPECT_EQ(answers[2].error().errno_value(), 0);
     EXPECT_EQ(answers[3].error().code(), Code::kBusy);
   }
-  const auto nobody = [](const std::vector<size_t>&, std::chrono::milliseconds) {
+  const auto nobody = [](std::chrono::milliseconds) {
     ADD_FAILURE() << "asked";
     return std::vector<Result<std::string>>();
   };
-  EXPECT_TRUE(ask_all_by(row_of(PeerMethod::kFile), 0, 1, {}, {}, nobody).empty());
-  for (const auto& answer : ask_all_by(row_of(PeerMethod::kFile), 2, 1 << 20, {}, {}, nobody))
+  EXPECT_TRUE(ask_all_by(row_of(PeerMethod::kFile), 0, 1, {}, nobody).empty());
+  for (const auto& answer : ask_all_by(row_of(PeerMethod::kFile), 2, 1 << 20, {}, nobody))
     EXPECT_EQ(answer.error().code(), Code::kInvalidArgument);
+}
+
+TEST(PeerTable, WhatTakesAsLongAsItTakesBeginsEverywhereAtOnce) {
+  for (const PeerMethod method : {PeerMethod::kPart, PeerMethod::kExamine, PeerMethod::kMend})
+    EXPECT_EQ(row_of(method).at_once(), kAllAtOnce) << row_of(method).name;
+  for (const PeerRow& row : kPeerTable)
+    if (row.deadline <= 1min) EXPECT_LT(row.at_once(), 1000u) << row.name;
+}
+
+/// Many are asked, and all but one answer when that one has: its connection breaks once.
+class ManyAsked {
+ public:
+  static constexpr int kOthers = 320;
+
+  /// What node `node` answers.
+  Result<std::string> answer(bool last) {
+    if (last) {
+      const int times = ++asked_last_;
+      return fmt::format("asked {} times{}", times, std::string(100'000, '.'));
+    }
+    const int now = ++inside_;
+    for (int seen = most_; seen < now && !most_.compare_exchange_weak(seen, now);) {
+    }
+    const bool came = comes([&] { return most_ >= kOthers && asked_last_ == 2; });
+    --inside_;
+    return std::string(came ? "done" : "alone");
+  }
+  static bool comes(const std::function<bool()>& what) {
+    for (int i = 0; i < 20'000 && !what(); ++i) std::this_thread::sleep_for(1ms);
+    return what();
+  }
+  std::vector<Cluster::Question> questions() const {
+    std::vector<Cluster::Question> all(kOthers, {"w1", ""});
+    all.push_back({"w2", ""});
+    return all;
+  }
+  void expect(std::vector<Result<std::string>> answers) {
+    ASSERT_EQ(answers.size(), kOthers + 1u);
+    EXPECT_THAT(answers.back().value(), ::testing::StartsWith("asked 2 times"));
+    answers.pop_back();
+    for (const Result<std::string>& answer : answers) EXPECT_EQ(answer.value(), "done");
+  }
+
+ private:
+  std::atomic<int> asked_last_ = 0, inside_ = 0, most_ = 0;
+};
+
+TEST(PeerTable, AllBeginBeforeAnyHasAnsweredAndABrokenOneComesBackMeanwhile) {
+  class Calls final : public PeerCalls {
+   public:
+    void set(const std::string&, const std::string&) override {}
+    void remove(const std::string&) override {}
+    Result<> meet(const std::string&, const std::string&) override { return ok(); }
+    Result<std::string> call(const std::string& node, const PeerRow&, const std::string&,
+                             std::chrono::milliseconds, std::stop_token) override {
+      Result<std::string> answer = asked.answer(node == "w2");
+      if (node == "w2" && !std::exchange(broken, true)) return broken_off("it broke");
+      return answer;
+    }
+    ManyAsked asked;
+    bool broken = false;
+  } calls;
+  calls.asked.expect(
+      calls.call_all(calls.asked.questions(), row_of(PeerMethod::kPart), 60s, std::stop_token()));
+}
+
+TEST(PeerTable, OverConnectionsToo) {
+  const TempDir dir;
+  const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
+  ManyAsked asked;
+  const auto start = [&](const char* node, bool last) {
+    PeerServerOptions options;
+    options.listen = "127.0.0.1:0";
+    options.node = node;
+    options.cluster = "test";
+    options.images = images.get();
+    auto server = PeerServer::start(options).value();
+    server->handle(
+        std::string(row_of(PeerMethod::kPart).name),
+        [&asked, last](std::string_view, const std::string&) { return asked.answer(last); });
+    return server;
+  };
+  const std::unique_ptr<PeerServer> w1 = start("w1", false), w2 = start("w2", true);
+  PeersOptions own;
+  own.node = "w0";
+  own.cluster = "test";
+  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  Relay relay(w2->address(), [](int connection) {
+    return connection == 0 ? Relay::Plan{.cut_after = 20'000} : Relay::Plan{};
+  });
+  peers->set("w1", w1->address());
+  peers->set("w2", relay.address());
+  TcpCalls calls(*peers);
+  asked.expect(
+      calls.call_all(asked.questions(), row_of(PeerMethod::kPart), 60s, std::stop_token()));
 }
 
 TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {

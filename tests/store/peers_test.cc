@@ -87,14 +87,90 @@ TEST(Peers, ManyAreAskedAtTheSameTimeByOneThread) {
   std::vector<Peers::Call> calls;
   for (int i = 0; i < 30; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "who", bodies[i]});
   calls.push_back({"n9", "who", ""});
-  const auto answers = world.peers().call_all(calls, 30s);
+  const auto answers = world.peers().call_all(calls, {}, 30s);
   ASSERT_EQ(answers.size(), calls.size());
   for (int i = 0; i < 30; ++i) {
     if (i % 3 == 1) EXPECT_TRUE(has_error(answers[i], Code::kBusy, "not now"));
     else EXPECT_EQ(answers[i].value(), fmt::format("{} {}", 1 + i % 3, i));
   }
   EXPECT_TRUE(has_error(answers.back(), Code::kUnavailable, "n9"));
-  EXPECT_TRUE(world.peers().call_all({}, 30s).empty());
+  EXPECT_TRUE(world.peers().call_all({}, {}, 30s).empty());
+}
+
+/// How many are being asked, and how many were at a time.
+struct Inside {
+  std::atomic<int> now{0}, most{0};
+  void enter() {
+    const int entered = ++now;
+    for (int seen = most; seen < entered && !most.compare_exchange_weak(seen, entered);) {
+    }
+  }
+  /// Whether so many were inside at a time before long.
+  bool comes_to(int count) const {
+    for (int i = 0; i < 20'000 && most < count; ++i) std::this_thread::sleep_for(1ms);
+    return most >= count;
+  }
+};
+
+TEST(Peers, AsManyWaitAtATimeAsWhoAsksSays) {
+  constexpr int kCalls = 330;
+  TcpWorld world(4);
+  Inside inside;
+  int wanted = 0;
+  for (size_t node : {1, 2, 3})
+    world.server(node)->handle("wait", [&](std::string_view, const std::string&) {
+      inside.enter();
+      const bool came = inside.comes_to(wanted);
+      --inside.now;
+      return Result<std::string>(came ? "all" : "some");
+    });
+  std::vector<Peers::Call> calls;
+  for (int i = 0; i < kCalls; ++i) calls.push_back({TcpWorld::name(1 + i % 3), "wait", ""});
+  for (const size_t at_once : {SIZE_MAX, size_t{7}}) {
+    wanted = static_cast<int>(std::min<size_t>(at_once, kCalls));
+    inside.most = 0;
+    for (const auto& answer : world.peers().call_all(calls, {.at_once = at_once}, 60s))
+      EXPECT_EQ(answer.value(), "all");
+    EXPECT_EQ(inside.most, wanted);
+  }
+}
+
+TEST(Peers, WhoseConnectionBrokeIsAskedAgainWhileOthersWait) {
+  constexpr int kWaiting = 310;
+  TcpWorld world(4);
+  std::atomic<int> asked_2{0}, asked_3{0};
+  Inside inside;
+  world.server(1)->handle("work", [&](std::string_view, const std::string&) {
+    inside.enter();
+    const bool all = inside.comes_to(kWaiting);
+    for (int i = 0; i < 20'000 && asked_2 < 2; ++i) std::this_thread::sleep_for(1ms);
+    return Result<std::string>(all && asked_2 == 2 ? "the other came back" : "in vain");
+  });
+  const std::string answer(100'000, 'x');
+  for (auto& [node, asked] : {std::pair(2, &asked_2), std::pair(3, &asked_3)})
+    world.server(node)->handle("work", [&, asked = asked](std::string_view, const std::string&) {
+      ++*asked;
+      return Result<std::string>(answer);
+    });
+  Relay breaks_once(world.server(2)->address(), [](int connection) {
+    return connection == 0 ? Relay::Plan{.cut_after = 20'000} : Relay::Plan{};
+  });
+  Relay breaks(world.server(3)->address(), [](int) { return Relay::Plan{.cut_after = 20'000}; });
+  world.peers().set("n2", breaks_once.address());
+  world.peers().set("n3", breaks.address());
+  std::vector<Peers::Call> calls(kWaiting, {"n1", "work", ""});
+  calls.push_back({"n2", "work", ""});
+  calls.push_back({"n3", "work", ""});
+  auto answers = world.peers().call_all(calls, {.at_once = SIZE_MAX, .again = true}, 60s);
+  EXPECT_TRUE(is_broken_off(answers.back().error())) << "twice is enough";
+  EXPECT_EQ(asked_3, 2);
+  answers.pop_back();
+  EXPECT_EQ(answers.back().value(), answer);
+  answers.pop_back();
+  for (const auto& one : answers) EXPECT_EQ(one.value(), "the other came back");
+  answers = world.peers().call_all({{"n3", "work", ""}}, {}, 60s);
+  EXPECT_TRUE(is_broken_off(answers.front().error()));
+  EXPECT_EQ(asked_3, 3) << "once, unless it may be done twice";
 }
 
 TEST(Peers, WhoIsCancelledWaitsNoLonger) {
@@ -116,7 +192,7 @@ TEST(Peers, WhoIsCancelledWaitsNoLonger) {
     while (asked < 100) std::this_thread::sleep_for(1ms);
     stop.request_stop();
   });
-  for (const auto& answer : world.peers().call_all(calls, 60s, stop.get_token()))
+  for (const auto& answer : world.peers().call_all(calls, {}, 60s, stop.get_token()))
     EXPECT_TRUE(has_error(answer, Code::kCancelled));
   canceller.join();
   end.set_value();
