@@ -2,17 +2,66 @@
 
 #include <algorithm>
 
+#include "store/base/resident.h"
+#include "store/net/others_first.h"
+
 namespace ptc {
 namespace {
 
 constexpr size_t kChunkBytes = 512 << 10;
 constexpr uint64_t kLongRun = 4 << 10;  // is sent from where it lies
 constexpr size_t kMaxHeld = 64;         // images
+constexpr uint64_t kNear = 64 << 10;    // runs as near as that are looked at together
+
+using Mapped = std::span<const std::byte>;
+
+/// visit(begin, end) of the source, for the runs of bytes [begin, end) of a part's string. Those of
+/// the innermost level are visited as one where they are no farther apart than `near`: there may be
+/// very many, of a few bytes each.
+template <class Visit>
+void for_each_extent(StridedCopy runs, uint64_t begin, uint64_t end, uint64_t near, Visit visit) {
+  const uint64_t run = runs.run_bytes;
+  if (runs.level_count == 0 || runs.levels[runs.level_count - 1].source_stride > run + near ||
+      runs.levels[runs.level_count - 1].target_stride != run) {
+    return for_each_run(runs, begin, end,
+                        [&](uint64_t at, uint64_t, uint64_t bytes) { visit(at, at + bytes); });
+  }
+  const StridedCopy::Level inner = runs.levels[--runs.level_count];
+  runs.run_bytes = inner.count * run;
+  for_each_run(runs, begin, end, [&](uint64_t at, uint64_t target, uint64_t bytes) {
+    // Packed: so many of the bytes of all these runs lie before.
+    const uint64_t before = (target - runs.target_offset) % runs.run_bytes;
+    const uint64_t first = before / run, last = (before + bytes - 1) / run;
+    at -= before;
+    visit(at + first * inner.source_stride, at + last * inner.source_stride + run);
+  });
+}
+
+/// Of bytes [begin, end) of the part's string, those that are not in memory. With what lies between
+/// runs that are no farther apart than `near`: the kernel is asked less often.
+std::vector<Mapped> absent(const FetchPart& part, const std::byte* source, uint64_t begin,
+                           uint64_t end, uint64_t near) {
+  std::vector<Mapped> found;
+  uint64_t from = 0, to = 0;
+  const auto look = [&] {
+    const Mapped some(source + from, source + to);
+    if (!is_in_memory(some)) found.push_back(some);
+  };
+  for_each_extent(part.runs, begin, end, near, [&](uint64_t first, uint64_t last) {
+    if (first < from || first > to + near) {
+      look();
+      from = to = first;
+    }
+    to = std::max(to, last);
+  });
+  look();
+  return found;
+}
 
 }  // namespace
 
-FetchSender::FetchSender(Connection& connection, ImageStore& images)
-    : connection_(connection), images_(images), buffer_(kChunkBytes) {}
+FetchSender::FetchSender(Connection& connection, ImageStore& images, SpareThreads& readers)
+    : connection_(connection), images_(images), readers_(readers), buffer_(kChunkBytes) {}
 
 Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
   for (const FetchPart& part : fetch.parts) {
@@ -24,6 +73,7 @@ Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
     }
     for (uint64_t at = part.begin; at < part.end;) {
       const uint64_t next = at + std::min<uint64_t>(part.end - at, kChunkBytes - chunk_bytes_);
+      co_await bring_in(part, source.value(), at, next);
       add_bytes(part, source.value(), at, next);
       at = next;
       if (chunk_bytes_ == kChunkBytes || held_.size() == kMaxHeld) {
@@ -50,6 +100,16 @@ Result<const std::byte*> FetchSender::source_of(const FetchRequest& fetch, const
   return memory.data();
 }
 
+/// Those pages of the bytes that add_bytes() or the connection would wait for.
+asio::awaitable<void> FetchSender::bring_in(const FetchPart& part, const std::byte* source,
+                                            uint64_t begin, uint64_t end) {
+  if (absent(part, source, begin, end, kNear).empty()) co_return;
+  const std::vector<Mapped> to_read = absent(part, source, begin, end, kLongRun);
+  if (to_read.empty()) co_return;
+  std::function<void()> work = [&] { read_into_memory(to_read); };
+  (void)co_await do_elsewhere(readers_, std::move(work));  // else it is read here
+}
+
 /// Bytes [begin, end) of the part's string, which fit into the chunk.
 void FetchSender::add_bytes(const FetchPart& part, const std::byte* source, uint64_t begin,
                             uint64_t end) {
@@ -72,6 +132,7 @@ Task<> FetchSender::flush(uint64_t request) {
   pieces_.clear();
   gathered_ = chunk_bytes_ = 0;
   if (held_.size() == kMaxHeld) held_.clear();
+  co_await let_others_go_first();
   co_return ok();
 }
 

@@ -29,6 +29,7 @@ namespace ptc {
 namespace {
 
 constexpr auto kPingEvery = std::chrono::seconds(1);
+constexpr size_t kReadAtOnce = 16;  // chunks that come from disks
 constexpr unsigned kLinesOfStrangers = 5;
 constexpr auto kEach = std::chrono::seconds(10);
 
@@ -63,6 +64,7 @@ struct PeerServer::Impl {
   std::map<std::string, std::shared_ptr<const Handler>> handlers PTC_GUARDED_BY(mutex);
   bool handles_all PTC_GUARDED_BY(mutex) = false;
   SpareThreads calls{"ptcfs-call"};  // answers them
+  SpareThreads readers{"ptcfs-read", kReadAtOnce};
 
   bool stopping() const { return stop.stop_requested(); }
   asio::awaitable<void> accept_all();
@@ -233,7 +235,7 @@ Task<> PeerServer::Impl::serve_requests(Connection& connection, const std::strin
     } else if (header.type == FrameType::kFetch) {
       PTC_CO_TRY(auto body, co_await connection.receive_body(header));
       PTC_CO_TRY(auto fetch, decode_fetch(body));
-      FetchSender sender(connection, *options.images);
+      FetchSender sender(connection, *options.images, readers);
       PTC_CO_TRY(co_await sender.send(header.request, fetch));
     } else {
       co_return unexpected(header);

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "store/base/mutex.h"
+#include "store/net/others_first.h"
 #include "store/rpc/connection.h"
 #include "store/transport/landing.h"
 
@@ -100,6 +101,7 @@ class NodeFetch {
         co_return landed;
       }
       bytes -= header.body_bytes;
+      co_await let_others_go_first();
     }
     co_return ok();
   }
