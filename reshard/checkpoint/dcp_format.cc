@@ -44,7 +44,9 @@ std::string dcp_table_text(const DcpTable& table) {
     tensors.push_back(json::array{json::value(tensor.name), json::value(dtype_name(tensor.dtype)),
                                   to_array(table.boxes[i].offset), to_array(table.boxes[i].extent),
                                   tensor.offset, tensor.bytes});
-    if (!table.paths.empty()) tensors.back().as_array().push_back(json::value(table.paths[i]));
+    if (table.paths.empty()) continue;
+    tensors.back().as_array().push_back(json::value(table.paths[i]));
+    if (!table.rows.empty() && table.rows[i]) tensors.back().as_array().push_back(*table.rows[i]);
   }
   for (const auto& [path, value] : table.values) {
     values.push_back(json::array{json::value(path), value.size()});
@@ -79,6 +81,8 @@ Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
         return damaged(entry.name);
       table.tensors.push_back(std::move(entry));
       if (fields.size() > 6) table.paths.emplace_back(fields.at(6).as_string());
+      table.rows.emplace_back();
+      if (fields.size() > 7) table.rows.back() = fields.at(7).to_number<uint64_t>();
     }
     if (!table.paths.empty() && table.paths.size() != table.tensors.size())
       return damaged("paths are missing");

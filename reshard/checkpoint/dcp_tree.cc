@@ -79,6 +79,8 @@ class TreeMaker {
     static constexpr uint32_t kOwn = UINT32_MAX;
     uint32_t tensor = kOwn;  // of the model
     std::string bytes;       // of another
+    /// Tensors of the model, of which it is the stack; empty: it is none.
+    std::vector<uint32_t> rows = {};
   };
 
   void leave_out(std::string_view file, std::string_view what, std::string_view why) {
@@ -110,17 +112,26 @@ class TreeMaker {
 
   Result<> add_file(const StateFile& file) {
     const std::string directory = file.path.substr(0, file.path.rfind('/') + 1);
-    std::unordered_map<std::string_view, std::string_view> paths;  // as dcp.save wrote them
+    struct Place {
+      std::string_view path;
+      std::optional<uint64_t> row;
+    };
+    std::unordered_map<std::string_view, Place> paths;  // as dcp.save wrote them
     if (const auto tables = sources_.tables.find(directory); tables != sources_.tables.end())
       for (const DcpTable& table : tables->second)
         for (size_t i = 0; i < table.paths.size(); ++i)
-          paths.emplace(table.tensors[i].name, table.paths[i]);
+          paths.emplace(table.tensors[i].name, Place{table.paths[i], table.rows[i]});
+    std::map<std::string_view, std::map<uint64_t, uint32_t>> stacks;  // by path
     for (const ArraySlot& slot : file.layout.arrays) {
       if (slot.tensor >= model_.tensors().size()) continue;  // padding
       const TensorInfo& info = model_.tensors()[slot.tensor];
       DcpNewTensor tensor{name_of(slot.tensor), {}, info.dtype, info.shape, {}};
       if (const auto path = paths.find(tensor.name); path != paths.end()) {
-        PTC_TRY(tensor.path, parse_torch_path(path->second));
+        if (path->second.row) {
+          stacks[path->second.path].emplace(*path->second.row, slot.tensor);
+          continue;
+        }
+        PTC_TRY(tensor.path, parse_torch_path(path->second.path));
         tensor.name = torch_name(tensor.path);
       } else if (sources_.sections) {
         tensor.path = {{TorchStep::Kind::kKey, section_of(file.path), 0},
@@ -129,6 +140,29 @@ class TreeMaker {
       }
       add_tensor(file.path, std::move(tensor), {slot.tensor, {}});
     }
+    for (const auto& [path, rows] : stacks) {
+      PTC_TRY(add_stack(file.path, path, rows));
+    }
+    return ok();
+  }
+
+  /// What was one tensor where it was saved. `rows`: tensors of the model, all of them.
+  Result<> add_stack(std::string_view file, std::string_view path,
+                     const std::map<uint64_t, uint32_t>& rows) {
+    const TensorInfo& first = model_.tensors()[rows.begin()->second];
+    DcpNewTensor tensor{{}, {}, first.dtype, first.shape, {}};
+    PTC_TRY(tensor.path, parse_torch_path(path));
+    tensor.name = torch_name(tensor.path);
+    tensor.shape = with_first(rows.size(), first.shape);
+    Origin origin;
+    for (const auto& [row, t] : rows) {
+      const TensorInfo& info = model_.tensors()[t];
+      if (row != origin.rows.size() || info.shape != first.shape || info.dtype != first.dtype)
+        return make_error(Code::kInternal, "{}: row {} of {} is not one of its kind", file, row,
+                          ptc::quoted(tensor.name));
+      origin.rows.push_back(t);
+    }
+    add_tensor(file, std::move(tensor), std::move(origin));
     return ok();
   }
 
@@ -173,9 +207,19 @@ class TreeMaker {
       all += bytes;
     }
     const uint64_t chunk_bytes = std::max(kChunkBytes, all / kMostChunks);
-    for (DcpNewTensor& tensor : tensors_) {
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      DcpNewTensor& tensor = tensors_[t];
       PTC_TRY(const uint64_t bytes, array_bytes(tensor.shape, tensor.dtype));
-      tensor.chunks = chunks_of(tensor.shape, bytes, chunk_bytes);
+      const uint64_t rows = origins_[t].rows.size();
+      if (rows == 0) {
+        tensor.chunks = chunks_of(tensor.shape, bytes, chunk_bytes);
+        continue;
+      }
+      const std::vector<Box> chunks =
+          chunks_of(behind_first(tensor.shape), bytes / rows, chunk_bytes);
+      for (uint64_t row = 0; row < rows; ++row)
+        for (const Box& chunk : chunks)
+          tensor.chunks.push_back({with_first(row, chunk.offset), with_first(1, chunk.extent)});
     }
     return ok();
   }
@@ -194,6 +238,11 @@ class TreeMaker {
         const Box& box = tensors_[t].chunks[c];
         const auto& [file, offset] = made.places[t][c];
         if (box.empty()) continue;
+        if (!origins_[t].rows.empty()) {
+          const Box of_row{behind_first(box.offset), behind_first(box.extent)};
+          arrays[file].push_back({origins_[t].rows[box.offset[0]], offset, box_alone(of_row)});
+          continue;
+        }
         if (origins_[t].tensor != Origin::kOwn) {
           arrays[file].push_back({origins_[t].tensor, offset, box_alone(box)});
           continue;

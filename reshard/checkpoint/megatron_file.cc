@@ -38,6 +38,7 @@ constexpr std::string_view kArguments[] = {
     "quick_geglu",
     "vocab_size",
     "padded_vocab_size",
+    "make_vocab_size_divisible_by",
     "untie_embeddings_and_output_weights",
     "num_experts",
     "mamba_num_heads",

@@ -464,6 +464,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     config = file.megatron->config_text();
     break;
   }
+  for (const Found& file : found)
+    if (config.empty()) config = file.config;
   if (config.size() <= kMostConfigKept) draft.manifest.config = config;
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(hash_found(request, *draft.manifest.model, elsewhere, found, executor, hashes, stop));

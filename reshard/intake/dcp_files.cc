@@ -7,9 +7,11 @@
 
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
+#include "reshard/intake/torch_dist.h"
 #include "store/base/json.h"
 #include "store/codec/dcp_metadata.h"
 #include "store/codec/tensor_path.h"
+#include "store/codec/torch_file.h"
 
 namespace ptc {
 namespace {
@@ -31,9 +33,44 @@ struct FileItems {
   std::vector<uint32_t> values;
 };
 
+/// The tensors of a `.metadata`.
+struct Named {
+  std::vector<std::string_view> names;
+  std::vector<std::string> paths;  // exact
+  std::vector<TorchDistPart> parts;
+};
+
+/// Adds what a chunk has of each tensor of the model: of a stack one entry for each of its layers.
+void add_array(const DcpTensor& tensor, uint32_t number, const DcpChunk& chunk, uint64_t offset,
+               uint64_t bytes, const Named& named, DcpTable& table) {
+  const TorchDistPart& part = named.parts[number];
+  const auto add = [&](std::string name, Box box, uint64_t at, uint64_t length,
+                       std::optional<uint64_t> row) {
+    table.tensors.push_back({std::move(name), tensor.dtype, box.extent, at, length});
+    table.boxes.push_back(std::move(box));
+    table.paths.push_back(named.paths[number]);
+    table.rows.push_back(row);
+  };
+  Box box = chunk.box;
+  if (part.rows && !box.empty()) {
+    const uint64_t rows = box.extent[0];
+    box.extent[0] = std::min(rows, *part.rows - std::min(*part.rows, box.offset[0]));
+    if (box.extent[0] == 0) return;
+    bytes = bytes / rows * box.extent[0];
+  }
+  if (!part.layer_at) {
+    return add(std::string(named.names[number]), std::move(box), offset, bytes, std::nullopt);
+  }
+  const uint64_t layers = box.extent[0];
+  const uint64_t first = box.offset[0];
+  box = {behind_first(box.offset), behind_first(box.extent)};
+  for (uint64_t l = 0; l < layers; ++l)
+    add(part.name_of(named.names[number], first + l), box, offset + bytes / layers * l,
+        bytes / layers, first + l);
+}
+
 Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& items,
-                    const std::vector<std::string_view>& names,
-                    const std::vector<std::string>& paths, const std::string& set, Found& file) {
+                    const Named& named, const std::string& set, Found& file) {
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
   const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
     return read_exactly(fd.get(), into, offset);
@@ -51,10 +88,7 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
           "{}: tensor {}, {}: its elements do not follow each other, as of a transpose: save "
           ".contiguous()",
           file.source(), ptc::quoted(tensor.name), chunk.box.to_string());
-    table.tensors.push_back({std::string(names[at.tensor]), tensor.dtype, chunk.box.extent,
-                             array.value().offset, array.value().bytes});
-    table.boxes.push_back(chunk.box);
-    table.paths.push_back(paths[at.tensor]);
+    add_array(tensor, at.tensor, chunk, array.value().offset, array.value().bytes, named, table);
   }
   uint64_t value_bytes = 0;
   for (const uint32_t number : items.values) {
@@ -84,6 +118,17 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
 std::vector<TorchStep> path_of(const DcpTensor& tensor) {
   if (!tensor.path.empty() && torch_name(tensor.path) == tensor.name) return tensor.path;
   return {{TorchStep::Kind::kKey, tensor.name, 0}};
+}
+
+/// What Megatron-LM says of itself in a common.pt; nullopt: it is another's, or cannot be read.
+std::optional<MegatronFile> said_in(int dir_fd, const Found& common) {
+  const auto fd = FileToHash(dir_fd, common.source(), common.version).open();
+  if (fd.has_error()) return std::nullopt;
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
+    return read_exactly(fd.value().get(), into, offset);
+  };
+  const auto file = TorchFile::read(read, common.version.bytes);
+  return file.has_value() ? megatron_file(file.value()) : std::nullopt;
 }
 
 /// By tensor, in the metadata's own texts.
@@ -183,18 +228,29 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       if (metadata.values[v].item.file != DcpItem::kNone)
         items[metadata.values[v].item.file].values.push_back(v);
     TorchNaming naming;
-    const std::vector<std::string_view> names = names_of(metadata, naming);
-    for (const std::string_view name : names)
+    Named named{names_of(metadata, naming), {}, {}};
+    for (const std::string_view name : named.names)
       if (auto path = tensor_path(name); path.has_error())
         return std::move(path).error().with_context(index.source());
-    std::vector<std::string> paths;  // exact
-    for (const DcpTensor& tensor : metadata.tensors)
-      paths.push_back(torch_path_text(path_of(tensor)));
+    std::optional<MegatronFile> said;
+    if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
+        common != by_path.end() && common->second->node == nullptr)
+      said = said_in(dir_fd, *common->second);
+    std::vector<TorchDistTensor> tensors;
+    for (size_t t = 0; t < metadata.tensors.size(); ++t) {
+      const DcpTensor& tensor = metadata.tensors[t];
+      named.paths.push_back(torch_path_text(path_of(tensor)));
+      tensors.push_back({named.names[t], tensor.dtype, &tensor.shape});
+    }
+    named.parts = torch_dist_parts(tensors, said ? &*said : nullptr);
+    // Its rows are what a single rank has, padding among them: more ranks pad these.
+    if (said) said->arguments.erase("vocab_size");
     PTC_TRY(executor.team().parallel_for(
         files.size(),
         [&](size_t i) {
           files[i]->naming = naming;
-          return read_items(dir_fd, metadata, items[i], names, paths, set, *files[i]);
+          if (said) files[i]->config = said->config_text();
+          return read_items(dir_fd, metadata, items[i], named, set, *files[i]);
         },
         stop));
     PTC_TRY(

@@ -66,6 +66,11 @@ bool is_state_of_a_number(std::string_view name) {
   return false;
 }
 
+/// Of Megatron-Core's distributed checkpointing: all that a data-parallel group has, in one array.
+bool is_optimizer_bucket(std::string_view name) {
+  return name.find("optimizer.distributed.") != name.npos && name.find(".bucket_idx_") != name.npos;
+}
+
 }  // namespace
 
 StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank) {
@@ -175,7 +180,8 @@ Error Model::uncovered_error() const {
       std::any_of(uncovered.begin(), uncovered.end(),
                   [&](const NamedAxes& one) { return is_of_a_weight(one.names, known); });
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
-  const std::string guess = numbered || of_weights ? "" : guess_for(*rules_, uncovered);
+  const bool buckets = std::any_of(names.begin(), names.end(), is_optimizer_bucket);
+  const std::string guess = numbered || buckets || of_weights ? "" : guess_for(*rules_, uncovered);
   return invalid_argument(
       "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}save a rules.json with "
       "a rule for {}, {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or "
@@ -187,6 +193,9 @@ Error Model::uncovered_error() const {
             "which these are; save what "
             "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict() returns, which "
             "has their names, or "
+      : buckets
+          ? "an optimizer's state in buckets is of the tensor ranks and stages that saved it; "
+            "Megatron-LM saves it by parameters with --dist-ckpt-optim-fully-reshardable, or "
           : "",
       count == 1 ? "it" : "them", kThenTheLayout,
       of_weights      ? "it is part of a weight that has a rule, and is cut as that is"

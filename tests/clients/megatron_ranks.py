@@ -1,7 +1,10 @@
 """One rank of Megatron-Core on the CPU: a small GPT with the distributed optimizer, saved as Megatron-LM saves with
-`--ckpt-format torch`. Its numbers depend on the names of the whole model's tensors alone, so that trees of all sizes hold the
-same model. Run by test_megatron_core.py: megatron_ranks.py TOP TP PP EP TYPE TIED BUCKET, with torchrun's variables."""
+`--ckpt-format torch` or, where SHARDING is said, `torch_dist` with this sharding of the optimizer's state ("none": without it).
+Its numbers depend on the names of the whole model's tensors alone, so that trees of all sizes hold the same model; `load` as what
+to do compares what Megatron loads of such a tree. Run by test_megatron_core.py: megatron_ranks.py save|load TOP TP PP EP TYPE TIED
+BUCKET SHARDING, with torchrun's variables."""
 import argparse
+import multiprocessing
 import os
 import re
 import sys
@@ -10,7 +13,8 @@ import torch
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/examples"))
 import megatron_cpu  # noqa: F401,E402  pylint: disable=unused-import,wrong-import-position
-from megatron.core import parallel_state  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from megatron.core.dist_checkpointing import ShardedObject  # noqa: E402
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
@@ -90,6 +94,69 @@ class Rank:
                     values = self.fill(name, parameter.shape, "" if key == "param" else key)
                     state[key].data.copy_(values.flatten()[part.start:part.end])
 
+    def arguments(self):
+        return argparse.Namespace(
+            num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, swiglu=True,
+            ffn_hidden_size=FFN, vocab_size=VOCAB, padded_vocab_size=self.rows, untie_embeddings_and_output_weights=not self.tied,
+            tensor_model_parallel_size=self.tp, pipeline_model_parallel_size=self.pp, virtual_pipeline_model_parallel_size=None,
+            expert_model_parallel_size=self.ep, expert_tensor_parallel_size=self.tp, context_parallel_size=1, num_experts=EXPERTS if self.ep > 1 else None,
+            data_parallel_size=parallel_state.get_data_parallel_world_size(), overlap_grad_reduce=self.bucket is not None,
+            ddp_bucket_size=self.bucket, ddp_num_buckets=None)
+
+    def sharded(self, sharding, is_loading):
+        """The state that `torch_dist` writes, and is loaded into."""
+        metadata = {"distrib_optim_sharding_type": sharding, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+        model = self.plain.sharded_state_dict(metadata=metadata)
+        state = {"args": self.arguments(), "checkpoint_version": 3.0, "iteration": ITERATION, "model": model, "opt_param_scheduler": {"num_steps": 7}}
+        if sharding != "none":
+            state["optimizer"] = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
+        if is_loading:  # random states are of as many ranks as saved them: Megatron-LM leaves them out, too, under other sizes
+            return state
+        coordinates = (self.pp_rank, self.tp_rank)
+        state["rng_state"] = ShardedObject("rng_state", [{"random": coordinates}], (self.pp, self.tp), coordinates,
+                                           replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True))
+        return state
+
+    def save_dist(self, sharding):
+        path = os.path.join(self.top, f"iter_{ITERATION:07d}")
+        if torch.distributed.get_rank() == 0:
+            os.makedirs(path)
+        torch.distributed.barrier()
+        dist_checkpointing.save(self.sharded(sharding, False), path, ("torch_dist", 1))
+        if torch.distributed.get_rank() == 0:
+            with open(self.top + "/latest_checkpointed_iteration.txt", "w", encoding="utf-8") as file:
+                file.write(str(ITERATION))
+
+    def compare(self, found, name, kind=""):
+        """With what `fill` gives; of a vocabulary without its padding."""
+        wanted = self.fill(name, found.shape, kind).to(found.dtype)
+        rows = len(wanted)
+        if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            rows = max(0, min(VOCAB - self.tp_rank * rows, rows))
+        assert torch.equal(found[:rows], wanted[:rows]), (name, kind)
+
+    def load_dist(self, sharding):
+        """Into a model of zeros; compares all that Megatron puts into its places."""
+        with torch.no_grad():
+            for parameter in self.plain.parameters():
+                parameter.zero_()
+        found = dist_checkpointing.load(self.sharded(sharding, True), self.top)
+        assert found["iteration"] == ITERATION and found["opt_param_scheduler"] == {"num_steps": 7}
+        self.plain.load_state_dict(found["model"])
+        names = {parameter: name for name, parameter in self.plain.named_parameters()}
+        for parameter, name in names.items():
+            self.compare(parameter, name)
+        if sharding == "none":
+            return
+        chained = getattr(self.optimizer, "chained_optimizers", [self.optimizer])
+        for number, inner in enumerate(chained):
+            of_inner = found["optimizer"][number] if len(chained) > 1 else found["optimizer"]
+            parameters = [parameter for ranges in inner.gbuf_ranges for buckets in ranges.values() for bucket in buckets for parameter in bucket["param_map"]]
+            assert len(parameters) == len(of_inner["param_state"]) > 0
+            for position, parameter in enumerate(parameters):
+                for key in ("param", "exp_avg", "exp_avg_sq"):
+                    self.compare(of_inner["param_state"][position][key], names[parameter], "" if key == "param" else key)
+
     def save(self):
         name = f"mp_rank_{self.tp_rank:02d}" + (f"_{self.pp_rank:03d}" if self.pp > 1 else "") + (f"_{self.ep_rank:03d}" if self.ep > 1 else "")
         path = os.path.join(self.top, f"iter_{ITERATION:07d}", name)
@@ -97,23 +164,26 @@ class Rank:
         self.optimizer.save_parameter_state(path + "/distrib_optim.pt")
         if parallel_state.get_expert_data_parallel_rank() > 0:
             return
-        arguments = argparse.Namespace(
-            num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS, group_query_attention=True, swiglu=True,
-            ffn_hidden_size=FFN, vocab_size=VOCAB, padded_vocab_size=self.rows, untie_embeddings_and_output_weights=not self.tied,
-            tensor_model_parallel_size=self.tp, pipeline_model_parallel_size=self.pp, virtual_pipeline_model_parallel_size=None,
-            expert_model_parallel_size=self.ep, expert_tensor_parallel_size=self.tp, context_parallel_size=1, num_experts=EXPERTS if self.ep > 1 else None,
-            data_parallel_size=parallel_state.get_data_parallel_world_size(), overlap_grad_reduce=self.bucket is not None,
-            ddp_bucket_size=self.bucket, ddp_num_buckets=None)
-        torch.save({"args": arguments, "checkpoint_version": 3.0, "iteration": ITERATION, "model": self.plain.state_dict_for_save_checkpoint(),
+        torch.save({"args": self.arguments(), "checkpoint_version": 3.0, "iteration": ITERATION, "model": self.plain.state_dict_for_save_checkpoint(),
                     "optimizer": self.optimizer.state_dict(), "opt_param_scheduler": {}}, path + "/model_optim_rng.pt")
         if torch.distributed.get_rank() == 0:
             with open(self.top + "/latest_checkpointed_iteration.txt", "w", encoding="utf-8") as file:
                 file.write(str(ITERATION))
 
 
-def main(top, tp, pp, ep, dtype, tied, bucket):
-    Rank(top, int(tp), int(pp), int(ep), getattr(torch, dtype), tied == "tied", int(bucket) if bucket != "-" else None).save()
+def main(action, top, tp, pp, ep, dtype, tied, bucket, sharding="-"):
+    rank = Rank(top, int(tp), int(pp), int(ep), getattr(torch, dtype), tied == "tied", int(bucket) if bucket != "-" else None)
+    if action == "load":
+        rank.load_dist(sharding)
+    elif sharding != "-":
+        rank.save_dist(sharding)
+    else:
+        rank.save()
     torch.distributed.barrier()
+    if sharding != "-":  # its checkpointing leaves processes and threads that do not end
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(0)
 
 
 if __name__ == "__main__":

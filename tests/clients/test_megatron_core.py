@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import models
 import mount
 
 torch = mount.require("torch")
@@ -71,12 +72,15 @@ class MegatronCore(mount.TestCase):
         codes = [process.wait(timeout=300) for process in processes]
         self.assertEqual(codes, [0] * world, "\n".join(map(mount.read_text, said)))
 
-    def write(self, name, tp, pp, dp, ep=1, dtype="float32", tied=False, bucket=None):
+    def write(self, name, *sizes, **how):
         """The tree that so many ranks write."""
         top = self.temporary(name)
-        self.run_ranks(tp * pp * dp, os.path.join(HERE, "megatron_ranks.py"), top, str(tp), str(pp), str(ep), dtype,
-                       "tied" if tied else "untied", "-" if bucket is None else str(bucket))
+        self.megatron("save", top, *sizes, **how)
         return top
+
+    def megatron(self, action, top, tp, pp, dp, ep=1, dtype="float32", tied=False, bucket=None, sharding="-"):
+        self.run_ranks(tp * pp * dp, os.path.join(HERE, "megatron_ranks.py"), action, top, str(tp), str(pp), str(ep), dtype,
+                       "tied" if tied else "untied", "-" if bucket is None else str(bucket), sharding)
 
     def load(self, path):
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -129,6 +133,30 @@ class MegatronCore(mount.TestCase):
         for world in (1, 4):
             self.run_ranks(world, "-c", TORCH_DIST_LOAD, job.checkpoint("base", "dcp"))
         self.assertEqual(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "iter_0000100/common.pt"), weights_only=True)["iteration"], 100)
+
+    def test_torch_dist_under_other_sizes(self):
+        """Of a model and its distributed optimizer: Megatron loads dcp/ on other tensor ranks and stages, and files of ranks have what
+        those of its own format have under their layout."""
+        self.mount.ptc("import", "stacked", self.write("stacked", 2, 2, 1, sharding="fully_reshardable"), "--name", "base")
+        job = mount.Job(self.mount, "stacked")
+        for sizes in ((1, 1, 2), (1, 4, 1)):
+            self.megatron("load", job.checkpoint("base", "dcp"), *sizes, sharding="fully_reshardable")
+        layout = job.set_layout(tp=1, pp=2, naming="stage") and job.file("current", "rank")
+        top = self.write("own", 1, 2, 1)
+        for rank in range(2):
+            own = self.load(f"{top}/iter_0000100/mp_rank_00_{rank:03d}/model_optim_rng.pt")["model"]
+            found = models.read_safetensors(f"{layout}/{rank}/iter_0000100/model.safetensors")
+            weights = {name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_").replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"): tensor
+                       for name, tensor in own.items() if tensor is not None}
+            self.assertEqual(sorted(weights), sorted(name for name in found if not name.startswith("optimizer.")))
+            self.assertEqual(len(found), 4 * len(weights))
+            for name, tensor in weights.items():
+                self.assertEqual((found[name].shape, found[name].data), (tuple(tensor.shape), tensor.numpy().tobytes()), name)
+
+    def test_torch_dist_with_experts(self):
+        self.mount.ptc("import", "stacked-experts", self.write("stacked-experts", 1, 1, 2, ep=2, tied=True, sharding="fully_reshardable"),
+                       "--name", "base")
+        self.megatron("load", mount.Job(self.mount, "stacked-experts").checkpoint("base", "dcp"), 1, 2, 2, ep=2, tied=True, sharding="fully_reshardable")
 
     def test_a_run_whose_layout_changes(self):
         """tp2-dp2, pp2-dp2 (a process killed), tp2-pp2 with half the batch: its loss is that of one process."""

@@ -1,4 +1,5 @@
 """What torch.save and dcp.save wrote, committed as it is: cut under other layouts, and loaded again by torch."""
+import argparse
 import os
 import shutil
 import subprocess
@@ -112,6 +113,12 @@ class Checkpoints(mount.TestCase):
         for name, tensor in expected.items():
             self.assertEqual((found[name].dtype, found[name].shape), (tensor.dtype, tensor.shape), name)
             self.assertEqual(bits(found[name]), bits(tensor), name)
+
+    def expect_read(self, found, expected):
+        """What models.py has read."""
+        self.assertEqual(sorted(found), sorted(expected))
+        for name, tensor in expected.items():
+            self.assertEqual((found[name].shape, found[name].data), (tuple(tensor.shape), bits(tensor)), name)
 
     def expect_state(self, job, layout, tp, pp, written_ranks):
         for rank in range(tp * pp):
@@ -637,6 +644,166 @@ class Distributed(Checkpoints):
                 file.seek(0)
                 file.write(content[1:] + b"x")
         self.refused("elsewhere", "__1_0.distcp: tensor ", swap)
+
+
+class StackedLayers(Checkpoints):
+    """What Megatron-Core's dist_checkpointing writes (test_megatron_core.py has its own): all layers of a kind in one tensor."""
+    LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCAB, EXPERTS = 4, 16, 4, 2, 24, 300, 4
+    MOMENTS = ("exp_avg", "exp_avg_sq")
+
+    @classmethod
+    def shapes(cls, experts):
+        """Of the stacked kinds by the names behind the layer's."""
+        mlp = {"mlp.linear_fc1.weight": (2 * cls.FFN, cls.HIDDEN), "mlp.linear_fc2.weight": (cls.HIDDEN, cls.FFN)}
+        of_experts = {"mlp.router.weight": (cls.EXPERTS, cls.HIDDEN), "mlp.experts.experts.linear_fc1.weight": (cls.EXPERTS, 2 * cls.FFN, cls.HIDDEN),
+                      "mlp.experts.experts.linear_fc2.weight": (cls.EXPERTS, cls.HIDDEN, cls.FFN)}
+        return {"self_attention.linear_qkv.layer_norm_weight": (cls.HIDDEN,), "self_attention.linear_qkv.weight": (2 * cls.HIDDEN, cls.HIDDEN),
+                "self_attention.linear_proj.weight": (cls.HIDDEN, cls.HIDDEN), **(of_experts if experts else mlp)}
+
+    def whole(self, experts=False, rows=384, prefix=""):
+        torch.manual_seed(4)
+        weights = {f"{prefix}decoder.layers.{name}": torch.rand((self.LAYERS, *shape)) for name, shape in self.shapes(experts).items()}
+        weights |= {prefix + "embedding.word_embeddings.weight": torch.rand(rows, self.HIDDEN),
+                    prefix + "decoder.final_layernorm.weight": torch.rand(self.HIDDEN), prefix + "output_layer.weight": torch.rand(rows, self.HIDDEN)}
+        return weights | {f"optimizer.state.{kind}.{name}": torch.rand(tensor.shape) for kind in self.MOMENTS for name, tensor in weights.items()}
+
+    def save_stacked(self, job, state, below="", **arguments):
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        dcp.save(state, checkpoint_id=job.incoming("base") + below, no_dist=True)
+        said = {"num_layers": self.LAYERS, "num_attention_heads": self.HEADS, "num_query_groups": self.GROUPS, "group_query_attention": True,
+                "swiglu": True, "vocab_size": self.VOCAB, "untie_embeddings_and_output_weights": True, **arguments}
+        torch.save({"args": argparse.Namespace(**said), "checkpoint_version": 3.0, "iteration": 100}, job.incoming("base") + below + "/common.pt")
+
+    def expected(self, state, tp, pp, tp_rank, pp_rank, ep=1, ep_rank=0, prefix="", first_layer=None):
+        """What a rank has, by Megatron's own cuts."""
+        each, found = self.LAYERS // pp, {}
+
+        def cut(name, tensor):
+            if "embedding" in name or "output_layer" in name:
+                rows = -(-len(tensor) // (128 * tp)) * 128 * tp
+                return torch.cat([tensor, torch.zeros(rows - len(tensor), self.HIDDEN)]).chunk(tp)[tp_rank]
+            if ".experts." in name:
+                tensor = tensor.chunk(ep)[ep_rank]
+            if "linear_fc1.weight" in name:
+                return torch.cat([half.chunk(tp, -2)[tp_rank] for half in tensor.chunk(2, -2)], -2)
+            if "linear_qkv.weight" in name:
+                return tensor.chunk(tp)[tp_rank]
+            return tensor.chunk(tp, -1)[tp_rank] if "linear_proj" in name or "linear_fc2" in name else tensor
+        for name, tensor in state.items():
+            before, stacked, behind = name.partition(prefix + "decoder.layers.")
+            if stacked:
+                first = pp_rank * each if first_layer is None else first_layer
+                for layer in range(each):
+                    found[f"{before}{stacked}{first + layer}.{behind}"] = cut(name, tensor[pp_rank * each + layer])
+            elif pp_rank == (0 if "embedding" in name else pp - 1):
+                found[name] = cut(name, tensor)
+        return found
+
+    def expect_rank(self, path, expected):
+        self.expect_read(models.read_safetensors(path), expected)
+
+    def expect_layouts(self, job, state, layouts, below="", **how):
+        for tp, pp in layouts:
+            for rank in range(tp * pp):
+                self.expect_rank(job.rank_file("base", f"tp{tp}-pp{pp}-dp1", rank, below + "model.safetensors"),
+                                 self.expected(state, tp, pp, rank % tp, rank // tp, **how))
+
+    def expect_dcp(self, job, state):
+        """Names, shapes and values are those that were saved."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        known = dcp.FileSystemReader(job.checkpoint("base", "dcp")).read_metadata().state_dict_metadata
+        self.assertEqual({name: tuple(one.size) for name, one in known.items() if hasattr(one, "size")},
+                         {name: tuple(tensor.shape) for name, tensor in state.items()})
+        found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        dcp.load(found, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_tensors(found, state)
+
+    def test_stages_have_their_own_layers(self):
+        for number, prefix in enumerate(("", "module.")):
+            job = self.mount.job(f"stacked-{number}")
+            state = self.whole(prefix=prefix)
+            self.save_stacked(job, state, "/iter_0000100")
+            job.commit("base")
+            self.expect_layouts(job, state, ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)), "iter_0000100/", prefix=prefix)
+            self.expect_dcp(job, state)
+            self.mount.ptc("verify", job.name)
+        job.set_layout(tp=2, pp=2, naming="stage")
+        for rank in range(4):
+            self.expect_rank(f"{job.path}/current/rank/{rank}/iter_0000100/model.safetensors",
+                             self.expected(state, 2, 2, rank % 2, rank // 2, prefix=prefix, first_layer=0))
+        self.mount.ptc("verify", job.name)
+
+    def test_dcp_is_committed_again(self):
+        """With common.pt and all that is beside: chunks are others, and all else is the same."""
+        state = self.whole()
+        first, second = self.mount.job("first-time"), self.mount.job("second-time")
+        self.save_stacked(first, state)
+        first.commit("base")
+        shutil.copytree(first.checkpoint("base", "dcp"), second.incoming("base"))
+        second.commit("base")
+        self.expect_layouts(second, state, ((1, 1), (2, 2)))
+        self.expect_dcp(second, state)
+
+    def test_experts(self):
+        job = self.new_job()
+        state = self.whole(experts=True)
+        self.save_stacked(job, state, num_experts=self.EXPERTS)
+        job.commit("base")
+        self.expect_layouts(job, state, ((1, 1), (2, 2)))
+        self.expect_dcp(job, state)
+        for rank in range(4):  # ep is among dp's ranks
+            self.expect_rank(job.rank_file("base", "tp1-pp2-dp1-ep2", rank),
+                             self.expected(state, 1, 2, 0, rank // 2, ep=2, ep_rank=rank % 2))
+
+    def test_vocabulary_that_was_padded_for_more_ranks(self):
+        """A single rank has it as Megatron pads it there; and so all others."""
+        job = self.new_job()
+        state = self.whole(rows=512)
+        self.save_stacked(job, state, tensor_model_parallel_size=4)
+        job.commit("base")
+        for name, tensor in state.items():
+            state[name] = tensor[:384] if tensor.shape[0] == 512 else tensor
+        self.expect_layouts(job, state, ((1, 1), (2, 1), (4, 1)))
+        self.expect_dcp(job, state)
+
+    def test_what_nobody_says(self):
+        """Without args and config.json stages are known, and cuts of heads are refused by name."""
+        job = self.new_job()
+        state = self.whole()
+        self.save_stacked(job, state)
+        os.remove(job.incoming("base") + "/common.pt")
+        job.commit("base")
+        self.expect_layouts(job, state, ((1, 1), (1, 2), (1, 4)))
+        refusal = self.mount.ptc("rules", "check", job.name, "--layout", "tp2-pp1-dp1", check=False)
+        self.assertEqual(refusal.returncode, 1)
+        self.assertIn("linear_qkv.weight", refusal.stderr)
+        self.assertIn("kv_heads", refusal.stderr)
+
+    def test_what_is_no_stack(self):
+        """Layers that are not as many are no stacks; then stages are refused, by name."""
+        job = self.new_job()
+        state = self.whole()
+        name = "decoder.layers.self_attention.linear_proj.weight"
+        state[name] = state[name][:3]
+        self.save_stacked(job, state)
+        job.commit("base")
+        self.expect_dcp(job, state)
+        refusal = self.mount.ptc("rules", "check", job.name, "--layout", "tp1-pp2-dp1", check=False)
+        self.assertEqual(refusal.returncode, 1)
+        self.assertIn("decoder.layers.self_attention.linear_", refusal.stderr)
+
+    def test_optimizer_state_in_buckets(self):
+        """Of Megatron's own default: the weights are there, and a cut is refused with the option that saves it otherwise."""
+        job = self.new_job()
+        state = {name: tensor for name, tensor in self.whole(rows=512).items() if not name.startswith("optimizer.")}
+        bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0.exp_avg"
+        state[bucket] = torch.rand(999)
+        self.save_stacked(job, state, tensor_model_parallel_size=4)
+        job.commit("base")
+        self.expect_dcp(job, state)
+        refusal = self.mount.ptc("rules", "check", job.name, "--layout", "tp2-pp1-dp1", check=False)
+        self.assertEqual(refusal.returncode, 1)
+        self.assertIn("with --dist-ckpt-optim-fully-reshardable", refusal.stderr)
 
 
 class ReadByDcp(Checkpoints):
