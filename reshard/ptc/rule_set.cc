@@ -255,6 +255,13 @@ std::vector<std::string> RuleSet::without_wrappers(std::vector<std::string> name
     return leading_wrapper(name) > 0;
   }))
     for (std::string& name : plain) name.erase(0, leading_wrapper(name));
+  const bool held = !plain.empty() &&
+                    std::all_of(plain.begin(), plain.end(),
+                                [&](const std::string& name) { return holder(name) > 0; }) &&
+                    std::any_of(plain.begin(), plain.end(), [&](const std::string& name) {
+                      return !find_behind(name, false) && find_behind(name, true);
+                    });
+  for (std::string& name : plain) name.erase(0, held ? holder(name) : 0);
   for (std::string& name : plain)
     if (auto left = without(name, wrappers_.anywhere, [](size_t, size_t) {}))
       name = *std::move(left);
@@ -336,9 +343,26 @@ void RuleSet::derive_adapter_rules() {
   }
 }
 
+size_t RuleSet::holder(std::string_view name) const {
+  for (const std::string& word : holders_)
+    if (name.size() > word.size() + 1 && name.starts_with(word) && name[word.size()] == '.')
+      return word.size() + 1;
+  return 0;
+}
+
 std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& plain) const {
-  for (const std::string& prefix : prefixes_) {
-    if (!plain.name.starts_with(prefix)) continue;
+  auto match = match_rule(rule, plain, 0);
+  if (const size_t held = holder(plain.name); !match && held > 0)
+    match = match_rule(rule, plain, held);
+  return match;
+}
+
+/// By the part of the name behind so many bytes.
+std::optional<RuleSet::Match> RuleSet::match_rule(size_t rule, const PlainName& plain,
+                                                  size_t behind) const {
+  for (const std::string& own : prefixes_) {
+    if (!plain.name.substr(behind).starts_with(own)) continue;
+    const std::string_view prefix = plain.name.substr(0, behind + own.size());
     for (const NamePattern& pattern : rules_[rule].names) {
       std::optional<NameMatch> match = pattern.match(plain.name.substr(prefix.size()));
       if (!match) continue;
@@ -377,10 +401,22 @@ bool RuleSet::take_off_part(PlainName& plain, size_t part) const {
 }
 
 std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const {
+  if (auto match = find_behind(tensor_name, false)) return match;
+  return find_behind(tensor_name, true);
+}
+
+/// `held`: behind a holder's component.
+std::optional<RuleSet::Match> RuleSet::find_behind(std::string_view tensor_name, bool held) const {
+  const auto match_in = [&](size_t rule, const PlainName& plain) -> std::optional<Match> {
+    const size_t behind = held ? holder(plain.name) : 0;
+    if (held && behind == 0) return std::nullopt;
+    return match_rule(rule, plain, behind);
+  };
   PlainName plain;
   plain_name(tensor_name, plain);
+  if (held && holder(plain.name) == 0) return std::nullopt;
   for (size_t rule = 0; rule < written_rules_; ++rule) {
-    auto match = match_rule(rule, plain);
+    auto match = match_in(rule, plain);
     if (!match) continue;
     if (plain.side == AdapterSide::kIn) match->rule = &rules_[adapter_rules_[rule].in];
     if (plain.side == AdapterSide::kOut) match->rule = &rules_[adapter_rules_[rule].out];
@@ -392,7 +428,7 @@ std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const 
     plain_name(tensor_name, weight);
     if (!take_off_part(weight, part)) continue;
     for (size_t rule = 0; rule < written_rules_; ++rule) {
-      auto match = match_rule(rule, weight);
+      auto match = match_in(rule, weight);
       if (!match) continue;
       match->part_of = &quantised_[part];
       return match;
@@ -404,8 +440,10 @@ std::optional<RuleSet::Match> RuleSet::find(std::string_view tensor_name) const 
 bool RuleSet::matches(const NamePattern& pattern, std::string_view tensor_name) const {
   const auto matches_plain = [&](const PlainName& plain) {
     return std::any_of(prefixes_.begin(), prefixes_.end(), [&](const std::string& prefix) {
-      return plain.name.starts_with(prefix) &&
-             pattern.match(plain.name.substr(prefix.size())).has_value();
+      const auto behind = [&](std::string_view name) {
+        return name.starts_with(prefix) && pattern.match(name.substr(prefix.size())).has_value();
+      };
+      return behind(plain.name) || behind(plain.name.substr(holder(plain.name)));
     });
   };
   PlainName plain;

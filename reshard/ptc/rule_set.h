@@ -146,7 +146,8 @@ class RuleSet {
   /// RuleFinder.
   std::optional<Match> find(std::string_view tensor_name) const;
   /// These names without wrappers: leading ones where all have one, and where no two become the
-  /// same; else as they are.
+  /// same; else as they are. So a holder's ("model." of Lightning's), without which rules know
+  /// them.
   std::vector<std::string> without_wrappers(std::vector<std::string> names) const;
   /// The name of the weight of which a tensor of this name is such a part; empty: of none.
   static std::string weight_of(std::string_view name, const QuantisedPart& part);
@@ -189,6 +190,9 @@ class RuleSet {
   Knowledge knowledge_of(const std::vector<std::string_view>& names) const;
   bool has_parameter_in(std::string_view name) const;
   void derive_adapter_rules();
+  size_t holder(std::string_view name) const;  // its bytes and the dot's; 0: there is none
+  std::optional<Match> find_behind(std::string_view tensor_name, bool held) const;
+  std::optional<Match> match_rule(size_t rule, const PlainName& plain, size_t behind) const;
   std::optional<Match> match_rule(size_t rule, const PlainName& plain) const;
   bool take_off_part(PlainName& plain, size_t part) const;
 
@@ -214,6 +218,9 @@ class RuleSet {
   std::vector<QuantisedPart> quantised_;
   bool numbers_matter_ = false;  // some pattern names a number, "mlp.0.weight"
   std::string text_;
+  /// Before all names of a model, if a module that holds it was saved, as Lightning's is: "model".
+  /// Looked behind where no rule knows a name with it.
+  std::vector<std::string> holders_;
 };
 
 /// RuleSet::find for many names: remembers the rule of names that differ only in their numbers.

@@ -347,13 +347,16 @@ Result<> RuleSetParser::wrappers(const json::object& object) {
   const json::value* value = object.if_contains("wrappers");
   if (!value) return ok();
   if (!value->is_object()) {
-    return error({"wrappers"}, "'wrappers' must be {\"leading\": …, \"anywhere\": …}");
+    return error({"wrappers"},
+                 "'wrappers' must be {\"leading\": …, \"anywhere\": …, \"holders\": …}");
   }
   const json::object& members = value->get_object();
-  PTC_TRY(known_keys(members, {"wrappers"}, {"leading", "anywhere"}));
+  PTC_TRY(known_keys(members, {"wrappers"}, {"leading", "anywhere", "holders"}));
   Wrappers wrappers;
+  set_->holders_.clear();
   for (auto [key, list] :
-       {std::pair{"leading", &wrappers.leading}, std::pair{"anywhere", &wrappers.anywhere}}) {
+       {std::pair{"leading", &wrappers.leading}, std::pair{"anywhere", &wrappers.anywhere},
+        std::pair{"holders", &set_->holders_}}) {
     const json::value* words = members.if_contains(key);
     if (!words) continue;
     PTC_TRY(*list, texts(*words, {"wrappers", key}));

@@ -1,5 +1,6 @@
 """What torch.save and dcp.save wrote, committed as it is: cut under other layouts, and loaded again by torch."""
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -484,6 +485,50 @@ class Saved(Checkpoints):
         os.truncate(path, os.path.getsize(path) - 100)
         self.assertEqual(mount.error_of(job.commit, "base"), "ECANCELED")
         self.assertIn("rank/0/model.pt: ", job.commit_error("base"))
+
+
+class Held(Checkpoints):
+    """Names of a module that holds the model, as Lightning's does: self.model."""
+
+    def test_checkpoint_of_lightning(self):
+        weights = by_name(self.model.tensors)
+        held = {"model." + name: tensor for name, tensor in weights.items()}
+        rest = {"epoch": 1, "global_step": 7, "pytorch-lightning_version": "2.5.0", "loops": {"fit_loop": {"state_dict": {}}}, "hparams_name": None}
+        forms = {"weights": {"state_dict": held, **rest, "optimizer_states": []},
+                 "optimizer": {"state_dict": held, **rest, "optimizer_states": [{"state": moments(held), "param_groups": [{"lr": 0.1, "params": list(held)}]}]}}
+        for form, value in forms.items():
+            job = self.mount.job("held-" + form)
+            self.save(job, value, name="last.ckpt")
+            models.write_file(job.incoming("base") + "/rank/0/config.json", self.model.config_text())
+            job.commit("base")
+            for layout, (tp, pp) in LAYOUTS.items():
+                for rank in range(tp * pp):
+                    own = {"model." + name: tensor for name, tensor in by_name(self.model.rank_tensors(tp, pp, rank % tp, rank // tp)).items()}
+                    loaded = torch.load(job.rank_file("base", layout, rank, "last.ckpt"), weights_only=True)
+                    self.expect_tensors(loaded["state_dict"], own)
+                    self.assertEqual(loaded["global_step"], 7)
+                    if form == "optimizer":
+                        for name, expected in moments(own).items():
+                            self.expect_tensors(loaded["optimizer_states"][0]["state"][name], expected)
+            # As transformers wants it.
+            self.assertEqual(models.read_hf(job.checkpoint("base", "hf")), {tensor.name: tensor for tensor in self.model.tensors})
+            job.set_layout(tp=2, pp=2, naming="stage")
+            loaded = torch.load(job.file("current/rank/2/last.ckpt"), weights_only=True)["state_dict"]
+            self.assertIn("model.model.layers.0.self_attn.q_proj.weight", loaded)
+            self.mount.ptc("verify", job.name)
+
+    def test_without_a_head(self):
+        """A tied model: all of its own names begin with `model`, and stay as they are."""
+        weights = {name: tensor for name, tensor in by_name(self.model.tensors).items() if name != "lm_head.weight"}
+        for prefix, name in (("", "plain"), ("model.", "held")):
+            job = self.mount.job("tied-" + name)
+            self.save(job, {"state_dict": {prefix + name: tensor for name, tensor in weights.items()}}, name="last.ckpt")
+            config = {**json.loads(self.model.config_text()), "tie_word_embeddings": True}
+            models.write_file(job.incoming("base") + "/rank/0/config.json", json.dumps(config))
+            job.commit("base")
+            self.expect_read(models.read_hf(job.checkpoint("base", "hf")), weights)
+            loaded = torch.load(job.rank_file("base", "tp2-pp2-dp1", 3, "last.ckpt"), weights_only=True)["state_dict"]
+            self.assertIn(prefix + "model.embed_tokens.weight", loaded)  # the last stage's head
 
 
 class Distributed(Checkpoints):
