@@ -278,9 +278,14 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
     auto set = std::make_shared<DescribedSet>("dcp", shared_from_this());
     // Names, values and tensors of all files stand side by side in these.
     const ReadRights& rights = rights_of_all();
-    const auto make = [&]() -> Result<DcpTree> {
-      PTC_TRY(const auto files, state_files(LayoutSpec(), StateCoords()));
-      DcpSources sources;
+    std::set<std::string> directories;  // that dcp.save wrote
+    for (const WrittenFile& file : manifest().files)
+      if (file.has_tensors && file.path.ends_with(kDcpEnding))
+        directories.insert(file.path.substr(0, file.path.rfind('/') + 1));
+    DcpSources sources;
+    StateFilesRef files;
+    const auto find = [&]() -> Result<> {
+      PTC_TRY(files, state_files(LayoutSpec(), StateCoords()));
       PTC_TRY(sources.tables, tables_of_dcp());
       for (const WrittenFile& file : manifest().files) {
         sources.sections = sources.sections || (!file.has_tensors && file.path == kSections);
@@ -289,37 +294,61 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
         PTC_TRY(const FileOutline outline, outline_of(file));
         sources.outlines.emplace(file.path, outline.text);
       }
-      PTC_TRY(auto tree, make_dcp_tree(*files, model(), sources));
-      if (sources.sections)
-        tree.left_out += fmt::format("values that are no tensors: {} of each rank\n", kSections);
-      return tree;
+      return ok();
     };
-    Result<DcpTree> tree = make();
-    std::set<std::string> directories;  // that dcp.save wrote
-    for (const WrittenFile& file : manifest().files)
-      if (file.has_tensors && file.path.ends_with(kDcpEnding))
-        directories.insert(file.path.substr(0, file.path.rfind('/') + 1));
+    std::string left_out;
+    const auto add_tree = [&](std::span<const StateFile> of_files,
+                              const std::string& directory) -> Result<> {
+      DcpSources own = sources;
+      if (!directory.empty())
+        std::erase_if(own.tables, [&](const auto& table) { return table.first != directory; });
+      PTC_TRY(DcpTree tree, make_dcp_tree(of_files, model(), own));
+      for (DcpTree::File& file : tree.files)
+        set->add({directory + file.name, file.layout.bytes, "", rights},
+                 DescribedSet::Kind::kComputed,
+                 [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
+                     const ContentSource& source) { return source.open_gathered(layout); });
+      set->add_text(directory + ".metadata", std::move(tree.metadata), rights);
+      if (directory.empty()) left_out = std::move(tree.left_out);
+      return ok();
+    };
+    const auto add_trees = [&]() -> Result<> {
+      PTC_TRY(find());
+      PTC_TRY(add_tree(*files, ""));
+      // And each of several as it was, for who looks for them: Trainer, of FSDP.
+      if (directories.size() < 2) return ok();
+      for (const std::string& directory : directories) {
+        if (directory.empty()) continue;
+        std::vector<StateFile> of_directory;
+        for (const StateFile& file : *files)
+          if (file.path.substr(0, file.path.rfind('/') + 1) == directory)
+            of_directory.push_back(file);
+        PTC_TRY(add_tree(of_directory, directory));
+      }
+      return ok();
+    };
     // What cannot be made must not keep the checkpoint from being listed and removed.
-    if (tree.has_error()) {
-      set->add_text(kLeftOut, "Nothing is here: " + tree.error().message() + "\n", rights);
+    if (Result<> added = add_trees(); added.has_error()) {
+      set = std::make_shared<DescribedSet>("dcp", shared_from_this());
+      set->add_text(kLeftOut, "Nothing is here: " + added.error().message() + "\n", rights);
       return FileSetRef(std::move(set));
     }
-    for (DcpTree::File& file : tree.value().files)
-      set->add({file.name, file.layout.bytes, "", rights}, DescribedSet::Kind::kComputed,
-               [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
-                   const ContentSource& source) { return source.open_gathered(layout); });
-    set->add_text(".metadata", std::move(tree.value().metadata), rights);
-    // Megatron looks for its metadata.json and common.pt beside it.
-    for (const uint32_t file : other_files(RankCoords()))
-      if (const std::string& path = manifest().files[file].path;
-          directories.size() == 1 && path.starts_with(*directories.begin()) &&
-          path != *directories.begin() + kLeftOut)
-        set->add_other(file, path.substr(directories.begin()->size()), rights);
-    if (!tree.value().left_out.empty())
-      set->add_text(kLeftOut,
-                    "Not in this directory, but in model/ or layouts/ of the checkpoint:\n" +
-                        tree.value().left_out,
-                    rights);
+    if (sources.sections)
+      left_out += fmt::format("values that are no tensors: {} of each rank\n", kSections);
+    // Megatron looks for its metadata.json and common.pt beside it, Trainer for its state beside
+    // the directories.
+    for (const uint32_t file : other_files(RankCoords())) {
+      const std::string& path = manifest().files[file].path;
+      const std::string top = directories.size() == 1 ? *directories.begin() : "";
+      if (directories.empty() || !path.starts_with(top)) continue;
+      const std::string name = path.substr(top.size());
+      if (name != kLeftOut && !set->has(name)) set->add_other(file, name, rights);
+    }
+    if (!left_out.empty())
+      set->add_text(
+          kLeftOut,
+          "Not in this directory, but in model/ or layouts/ of the checkpoint:\n" + left_out,
+          rights);
     set->finish();
     return FileSetRef(std::move(set));
   });

@@ -612,6 +612,54 @@ class Distributed(Checkpoints):
         dcp.load(blank, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
         self.expect_tensors(blank["app"]["model"], value["app"]["model"])
 
+    def test_directories_of_trainers_with_fsdp(self):
+        """The model and its optimizer side by side, with Trainer's own files; dcp/ has them so again."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        job = self.new_job()
+        weights = by_name(self.model.tensors)
+        state = {"pytorch_model_fsdp_0": {"model": weights},
+                 "optimizer_0": {"optimizer": {"state": moments(weights), "param_groups": [{"lr": 0.1, "params": list(weights)}]}}}
+        for below, value in state.items():
+            dcp.save(value, checkpoint_id=f"{job.incoming('base')}/{below}", no_dist=True)
+        torch.save({"last_epoch": 3}, job.incoming("base") + "/scheduler.pt")
+        models.write_file(job.incoming("base") + "/trainer_state.json", '{"global_step": 5}')
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_whole_model(job)
+        for layout, (tp, pp) in LAYOUTS.items():
+            for rank in range(tp * pp):
+                own = by_name(self.model.rank_tensors(tp, pp, rank % tp, rank // tp))
+                found = models.read_safetensors(job.rank_file("base", layout, rank, "pytorch_model_fsdp_0/model.safetensors"))
+                self.expect_read(found, own)
+                found = models.read_safetensors(job.rank_file("base", layout, rank, "optimizer_0/model.safetensors"))
+                self.expect_read(found, {f"optimizer.state.{name}.{kind}": tensor for name, kinds in moments(own).items() for kind, tensor in kinds.items()})
+
+        def blank(value):
+            if isinstance(value, dict):
+                return {key: blank(one) for key, one in value.items()}
+            return torch.zeros_like(value) if isinstance(value, torch.Tensor) else [{"lr": 0.0, "params": []}]
+        for below, value in state.items():
+            for at in (f"dcp/{below}", "dcp"):
+                found = blank(value)
+                dcp.load(found, checkpoint_id=job.checkpoint("base", at), no_dist=True)
+                self.expect_nested(found, value)
+        self.assertEqual(torch.load(job.checkpoint("base", "dcp/scheduler.pt"), weights_only=True), {"last_epoch": 3})
+        self.assertEqual(mount.read_text(job.checkpoint("base", "dcp/trainer_state.json")), '{"global_step": 5}')
+
+    def expect_whole_model(self, job):
+        self.assertEqual(models.read_hf(job.checkpoint("base", "hf")), {tensor.name: tensor for tensor in self.model.tensors})
+        self.mount.ptc("verify", job.name)
+
+    def expect_nested(self, found, expected):
+        if isinstance(expected, dict):
+            self.assertEqual(sorted(found), sorted(expected))
+            for key, value in expected.items():
+                self.expect_nested(found[key], value)
+        elif isinstance(expected, torch.Tensor):
+            self.assertEqual(bits(found), bits(expected))
+        else:
+            self.assertEqual(found, expected)
+
     def test_two_iterations(self):
         """A checkpoint is one of them; ptc import takes that which the run's own file names."""
         import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
