@@ -43,6 +43,14 @@ namespace {
 
 constexpr auto kRenameWaits = std::chrono::milliseconds(500);  // for others' file systems
 
+FileAttributes changes_in(const AttributeChange& change) {
+  FileAttributes changed;
+  if (change.uid) changed.uid = *change.uid;
+  if (change.gid) changed.gid = *change.gid;
+  if (change.mode) changed.mode = *change.mode & 07777;
+  return changed;
+}
+
 }  // namespace
 
 struct stat CheckpointView::attributes(mode_t mode, std::string_view path) const {
@@ -169,16 +177,24 @@ void JobView::conceal_refusal(const std::string& name) {
     data_set_->conceal_refused(name.substr(below.size()), name + ": " + instead);
 }
 
+void JobView::conceal_opened(const std::string& name, const AttributeChange& change) {
+  const auto before = job_->attributes();
+  JobAttributes after = *before;
+  after.update(name, changes_in(change));
+  for (const std::string& text : after.opened_since(*before)) conceal_refusal(text);
+}
+
 void JobView::apply_attributes() {
   MutexLock one(applying_);
-  for (const EditableFile* file : {&layout_, &rules_, &source_, &order_, &consumed_}) {
-    const mode_t mode = job_->attributes()->of(file->name()).mode.value_or(kTextMode);
-    const mode_t before =
-        std::exchange(text_modes_.try_emplace(file->name(), mode).first->second, mode);
-    if ((mode & ~before & 0444) != 0) conceal_refusal(file->name());
-    if ((before & ~mode & 0444) != 0) file->note_narrowed();
-  }
   const auto all = job_->attributes();
+  if (const auto before = std::exchange(applied_, all)) {
+    for (const std::string& text : all->opened_since(*before)) conceal_refusal(text);
+    for (const EditableFile* file : {&layout_, &rules_, &source_, &order_, &consumed_}) {
+      const mode_t then = before->of(file->name()).mode.value_or(kTextMode);
+      const mode_t now = all->of(file->name()).mode.value_or(kTextMode);
+      if ((then & ~now & 0444) != 0) file->note_narrowed();
+    }
+  }
   limited_ = tree_.take_limit(job_->name(), *all);
   for (const auto& [name, file] :
        {std::pair("", &files_), {kIncomingName, &incoming_}, {kDataSetName, &data_set_files_}}) {
@@ -207,12 +223,8 @@ void JobView::apply_attributes() {
 
 FsResult<> JobView::agree_on(const std::string& name, const AttributeChange& change) {
   if (!change.mode && !change.uid && !change.gid) return ok();
-  FileAttributes
-      changed;  // not as fstat shows it: what is agreed on already may be applied just now
-  if (change.uid) changed.uid = *change.uid;
-  if (change.gid) changed.gid = *change.gid;
-  if (change.mode) changed.mode = *change.mode & 07777;
-  const FsResult<> agreed = agree_on(name, changed);
+  // Not as fstat shows it: what is agreed on already may be applied just now.
+  const FsResult<> agreed = agree_on(name, changes_in(change));
   if (!agreed) apply_attributes();  // as it was, also where that goes on
   return agreed;
 }
@@ -433,6 +445,11 @@ struct stat JobView::directory() const {
 
 struct stat JobView::owner_of_text(std::initializer_list<const EditableFile*> files) const {
   struct stat result = directory();
+  // Those that are agreed on, which the directory may have a moment sooner or later than what was
+  // refused is concealed from them. A daemon that is not root has only files of its own.
+  const FileAttributes agreed = ::geteuid() == 0 ? job_->attributes()->of("") : FileAttributes();
+  result.st_uid = agreed.uid.value_or(result.st_uid);
+  result.st_gid = agreed.gid.value_or(result.st_gid);
   result.st_mode = S_IFREG | 0444;
   for (const EditableFile* file : files)
     result.st_mode &= S_IFMT | 0400 | file->mode_for_group(result.st_gid);

@@ -143,6 +143,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   void apply_attributes();
   /// What was refused of this text is quoted no more, for others may read it than before.
   void conceal_refusal(const std::string& name);
+  /// The same of all texts that `change` of a directory of this name would open to others. For
+  /// before this directory has it here, which is before it is agreed on.
+  void conceal_opened(const std::string& name, const AttributeChange& change);
   /// What `change` says of them, which this directory has here, is agreed on from then on; what it
   /// does not say another node may be changing. On an error it is taken back.
   FsResult<> agree_on(const std::string& name, const AttributeChange& change);
@@ -222,7 +225,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   CommitGate gate_;
   const Quotas::Account account_;
   Mutex applying_;  // before all others: what is agreed on later is applied later
-  std::map<std::string, mode_t> text_modes_ PTC_GUARDED_BY(applying_);  // by name, as applied last
+  std::shared_ptr<const JobAttributes> applied_ PTC_GUARDED_BY(applying_);  // null: none yet
   std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -82,17 +81,10 @@ class JobAttributes {
     return both;
   }
 
-  /// Texts that somebody may read now who could not with `before`.
-  std::vector<std::string> opened_since(const JobAttributes& before) const {
-    std::set<std::string> names;
-    for (const auto* all : {&before.by_name_, &by_name_})
-      for (const auto& [name, attributes] : *all) {
-        const uint32_t now = of(name).mode.value_or(kTextMode);
-        if (is_text(name) && (now & ~before.of(name).mode.value_or(kTextMode) & 0444) != 0)
-          names.insert(name);
-      }
-    return {names.begin(), names.end()};
-  }
+  /// Texts that somebody may read now who could not with `before`, perhaps: by their own modes,
+  /// owners and groups, or those of the directories that lead to them. The job's owner reads what
+  /// status.json quotes of them, whatever their modes.
+  std::vector<std::string> opened_since(const JobAttributes& before) const;
 
   std::string to_text() const;
   /// kCorrupt.
@@ -103,6 +95,7 @@ class JobAttributes {
   static bool is_text(std::string_view name) {
     return name.find_first_of("./") != std::string_view::npos;
   }
+  bool opens(std::string_view text, const JobAttributes& before) const;
   std::map<std::string, FileAttributes, std::less<>> by_name_;
 };
 

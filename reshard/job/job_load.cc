@@ -341,11 +341,16 @@ std::string Job::Impl::what_to_do_about(const std::string& name,
 }
 
 void Job::Impl::take_over_meanwhile(const Agreed<AttributesInForce>& coming) {
+  {
+    const JobKnowledge::Snapshot known = knowledge.now();
+    if (coming.meta_revision <= known->attributes.meta_revision) return;
+    tell_of_opened(coming.all->meanwhile(*known->attributes.all));  // to another owner, or group
+  }
   const bool newer = knowledge.update([&](KnownJob& now) {
     if (coming.meta_revision <= now.attributes.meta_revision) return false;
-    // Opens nothing.
-    now.attributes.all =
-        std::make_shared<const JobAttributes>(coming.all->meanwhile(*now.attributes.all));
+    now.set_attributes(
+        {{std::make_shared<const JobAttributes>(coming.all->meanwhile(*now.attributes.all))},
+         now.attributes.meta_revision});
     return true;
   });
   if (newer && listener != nullptr) listener->attributes_changed(job->name());

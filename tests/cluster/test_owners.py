@@ -155,6 +155,33 @@ class Owners(TestCase):
                     break
             self.assertRegex(answer.result(), r"^0 of [1-9]")
 
+    def test_who_a_job_is_given_to_reads_nothing_that_was_refused_before(self):
+        """On whatever node it was refused, and whichever gives it away."""
+        first = self.everywhere()[0]
+        self.assertEqual(run_as(ANN, os.mkdir, first, 0o755), "")
+        for giver, (part, owner) in enumerate((("", BOB), ("", (-1, BOB[1])), ("layout.json", (-1, BOB[1])))):
+            os.chown(self.everywhere()[0], *ANN)
+            os.chown(self.everywhere("layout.json")[0], *ANN)
+            os.chmod(self.everywhere("layout.json")[0], 0o640)
+            self.expect((*ANN, 0o755))
+            self.expect((*ANN, 0o640), "layout.json")
+            for path in self.everywhere():
+                self.assertEqual(run_as(ANN, write_text, path + "/layout.json", '{"secret": 1}'), "EINVAL")
+                self.assertIn("secret", run_as(ANN, read_text, path + "/status.json"))
+                self.assertEqual(run_as(BOB, read_text, path + "/status.json"), "EACCES")
+            for name in dict.fromkeys((part, "", "layout.json") if owner != BOB else ("",)):
+                os.chown(self.everywhere(name)[giver], *owner)
+            for path in self.everywhere("status.json"):
+                seen = set()
+
+                def bob_reads(path=path, seen=seen):
+                    text = run_as(BOB, read_text, path)
+                    seen.add("secret" in text)
+                    return text != "EACCES"
+                cluster.until(bob_reads, f"Bob reads {path}", 10)
+                self.assertEqual(seen - {False}, set(), path)
+                self.assertIn("is not told", run_as(BOB, read_text, path))
+
     def write_ranks(self, modes):
         """Rank r of two, on node r, by Ann; `modes` of its two files."""
         for rank, (model, config) in enumerate(modes):

@@ -409,6 +409,54 @@ class Texts(users.TestCase):
             self.assertNotIn("secret", text)
             self.assertIn("is not told", text)
 
+    def test_another_owner_or_group_reads_no_former_refusal(self):
+        """Of whichever text, and by whatever way others come to read status.json."""
+        good = {"layout.json": '{"tp": 1, "pp": 1, "dp": 1}',
+                "rules.json": '{"format": "ptc-rules/1", "extends": "llama", "rules": []}',
+                "dataset/order.json": '{"batch": 1, "shuffle": "none"}'}
+        team, same = (-1, TEAM), (-1, -1)
+        in_team = (BOB[0], TEAM)
+        for name, text in good.items():
+            statuses = ["status.json"] + (["dataset/status.json"] if name.startswith("dataset") else [])
+            # What is changed, step by step: name (of the text, or of the job), owner and mode.
+            for steps in ([(".", team, None), (name, team, None)],
+                          [(name, team, None), (".", team, None)],
+                          [(name, team, None), (".", team, 0o750)],
+                          [(".", BOB, None)],
+                          [(".", same, 0o700), (name, same, 0o644), (".", same, 0o755)]):
+                with self.subTest(name=name, steps=steps):
+                    for part in ("", "dataset", "incoming"):
+                        os.chown(self.job.file(part), *ANN)
+                        os.chmod(self.job.file(part), 0o755)
+                    self.assertEqual(self.save(name, text), "")
+                    os.chown(self.job.file(name), *ANN)
+                    os.chmod(self.job.file(name), 0o640)
+                    self.assertEqual(self.save(name, '{"secret": 1}'), "EINVAL")
+                    for status in map(self.job.file, statuses):
+                        self.assertIn("secret", run_as(ANN, read_text, status))
+                        for user in (BOB, in_team):
+                            self.assertEqual(run_as(user, read_text, status), "EACCES")
+                    for part, owner, mode in steps:
+                        os.chown(self.job.file(part), *owner)
+                        if mode is not None:
+                            os.chmod(self.job.file(part), mode)
+                    for status in map(self.job.file, statuses):
+                        told = [run_as(user, read_text, status) for user in (BOB, in_team)]
+                        self.assertTrue(any("is not told" in text for text in told), told)
+                        self.assertFalse(any("secret" in text for text in told), told)
+            os.chmod(self.job.file(name), 0o644)
+
+    def test_who_is_let_in_reads_no_former_refusal(self):
+        os.chmod(self.job.path, 0o700)
+        self.assertEqual(self.save("layout.json", '{"secret": 1}'), "EINVAL")
+        self.assertEqual(run_as(ANN, os.chmod, self.job.path, 0o755), "")
+        self.assertIn("is not told", run_as(BOB, read_text, self.job.file("status.json")))
+        # Whom it was told already, it is told on.
+        self.assertEqual(self.save("layout.json", '{"known_to_all": 1}'), "EINVAL")
+        for user in (ANN, BOB):
+            os.chown(self.job.path, *user)
+            self.assertIn("known_to_all", run_as(BOB, read_text, self.job.file("status.json")))
+
     def test_another_group_does_not_read_it(self):
         os.chown(self.job.path, ANN[0], BOB[1])
         os.chmod(self.job.path, 0o770)

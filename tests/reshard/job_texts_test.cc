@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "reshard/job/job_attributes.h"
@@ -18,7 +21,9 @@
 namespace ptc::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 class JobTextsTest : public ClusterTest {
@@ -75,6 +80,145 @@ TEST(JobTexts, WhatWasRefusedIsNotToldOnceATextIsOpened) {
   known.note_refused_save("rules.json", "unknown key 'ours'");
   known.set_attributes(with_mode(0644));
   EXPECT_THAT(known.last_error->what, HasSubstr("ours"));
+}
+
+constexpr uint32_t kAnn = 1001, kBob = 1002, kTeam = 2001, kOthers = 2002;
+
+/// Of a job of Ann's and her team: with what attributes, by name.
+JobAttributes attributes_with(const std::map<std::string, FileAttributes>& others) {
+  JobAttributes all;
+  for (const char* directory : {"", "incoming", "dataset"})
+    all.update(directory, {kAnn, kTeam, 0755, {}, {}});
+  for (const auto& [name, changed] : others) all.update(name, changed);
+  return all;
+}
+
+FileAttributes let_by_mode(uint32_t mode) { return {{}, {}, mode, {}, {}}; }
+FileAttributes given_to_group(uint32_t gid) { return {{}, gid, {}, {}, {}}; }
+FileAttributes given_to(uint32_t uid) { return {uid, {}, {}, {}, {}}; }
+
+TEST(JobTexts, AreOpenedByModesOwnersAndGroupsAndByDirectoriesThatLeadToThem) {
+  using Changes = std::map<std::string, FileAttributes>;
+  const auto opened = [](const Changes& before, const Changes& change) {
+    JobAttributes after = attributes_with(before);
+    for (const auto& [name, changed] : change) after.update(name, changed);
+    return after.opened_since(attributes_with(before));
+  };
+  const auto all = ElementsAre("dataset/consumed", "dataset/order.json", "dataset/source.json",
+                               "layout.json", "rules.json");
+  const auto of_data_set =
+      ElementsAre("dataset/consumed", "dataset/order.json", "dataset/source.json");
+  const auto layout = ElementsAre("layout.json");
+  // The text's own.
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0600)}}, {{"layout.json", let_by_mode(0640)}}),
+              layout);
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0640)}}, {{"layout.json", let_by_mode(0600)}}),
+              IsEmpty());
+  EXPECT_THAT(
+      opened({{"layout.json", let_by_mode(0640)}}, {{"layout.json", given_to_group(kOthers)}}),
+      layout);
+  EXPECT_THAT(
+      opened({{"layout.json", let_by_mode(0604)}}, {{"layout.json", given_to_group(kOthers)}}),
+      layout);
+  EXPECT_THAT(
+      opened({{"layout.json", let_by_mode(0600)}}, {{"layout.json", given_to_group(kOthers)}}),
+      IsEmpty());
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0640)}},
+                     {{"layout.json", {kBob, kOthers, 0640, {}, {}}}}),
+              layout);
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0600)}}, {{"layout.json", given_to(kBob)}}),
+              layout);
+  EXPECT_THAT(
+      opened({{"layout.json", let_by_mode(0600)}}, {{"layout.json", {kAnn, kTeam, 0600, {}, {}}}}),
+      IsEmpty())
+      << "they were before";
+  // What all could read before is opened to nobody.
+  EXPECT_THAT(
+      opened({}, {{"layout.json", given_to_group(kOthers)}, {"rules.json", given_to(kBob)}}),
+      IsEmpty());
+  EXPECT_THAT(opened({}, {{"", {kBob, kOthers, 0755, {}, {}}}}), IsEmpty());
+  // The job's.
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0600)}}, {{"", given_to(kBob)}}), layout);
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0640)}}, {{"", given_to_group(kOthers)}}),
+              layout);
+  EXPECT_THAT(opened({{"layout.json", let_by_mode(0600)}}, {{"", given_to_group(kOthers)}}),
+              IsEmpty());
+  EXPECT_THAT(opened({{"", let_by_mode(0750)}}, {{"", given_to_group(kOthers)}}), all);
+  EXPECT_THAT(opened({{"", let_by_mode(0700)}}, {{"", given_to(kBob)}}), all);
+  EXPECT_THAT(opened({{"", let_by_mode(0700)}}, {{"", let_by_mode(0750)}}), all);
+  EXPECT_THAT(opened({{"", let_by_mode(0750)}}, {{"", let_by_mode(0700)}}), IsEmpty());
+  EXPECT_THAT(opened({}, {{"incoming", {kBob, kOthers, 0777, {}, {}}}}), IsEmpty());
+  // The data set's.
+  EXPECT_THAT(opened({{"dataset", let_by_mode(0700)}}, {{"dataset", let_by_mode(0711)}}),
+              of_data_set);
+  EXPECT_THAT(opened({{"dataset", let_by_mode(0750)}}, {{"dataset", given_to_group(kOthers)}}),
+              of_data_set);
+  EXPECT_THAT(opened({{"dataset", let_by_mode(0700)}}, {{"dataset", given_to(kBob)}}), of_data_set);
+  // Of a job that was made without a word about them nobody knows who could pass.
+  JobAttributes given;
+  given.update("", {kBob, kOthers, 0755, {}, {}});
+  EXPECT_THAT(given.opened_since({}), all);
+  FileAttributes limited;
+  limited.quota = "1 GB";
+  EXPECT_THAT(opened({{"", let_by_mode(0700)}}, {{"", limited}}), IsEmpty());
+}
+
+TEST(JobTexts, WhatWasRefusedIsNotToldToAnotherOwnerOrGroup) {
+  for (const char* text : {"layout.json", "rules.json", "dataset/source.json"}) {
+    const auto before = attributes_with({{text, let_by_mode(0640)}});
+    for (const auto& [name, change] :
+         {std::pair<std::string, FileAttributes>(text, given_to_group(kOthers)),
+          {"", given_to_group(kOthers)},
+          {"", given_to(kBob)}}) {
+      KnownJob known;
+      known.set_attributes({{std::make_shared<JobAttributes>(before)}, 1});
+      known.note_refused_save(text, "unknown key 'mine'");
+      JobAttributes after = before;
+      after.decide("incoming", given_to(kBob));
+      known.set_attributes({{std::make_shared<JobAttributes>(after)}, 2});
+      EXPECT_THAT(known.last_error->what, HasSubstr("mine"));
+      after.decide(name, change);
+      known.set_attributes({{std::make_shared<JobAttributes>(after)}, 3});
+      EXPECT_THAT(known.last_error->what, Not(HasSubstr("mine")))
+          << text << " and '" << name << "'";
+      EXPECT_THAT(known.last_error->what, HasSubstr("is not told"));
+      if (known.layout_error) {
+        EXPECT_THAT(known.layout_error->what, Not(HasSubstr("mine")));
+      }
+    }
+  }
+}
+
+/// Also on those nodes which only hear of it, and where it was refused.
+TEST_F(JobTextsTest, NoNodeTellsAnotherOwnerWhatWasRefused) {
+  for (const char* name : {"", "incoming", "dataset"})
+    ASSERT_TRUE(job(0)->change_attributes(name, {kAnn, kTeam, 0755, {}, {}}));
+  ASSERT_TRUE(job(0)->change_attributes("layout.json", let_by_mode(0640)));
+  const auto become = [&](unsigned node, const std::string& name, const FileAttributes& wanted) {
+    const JobRef here = job(node);
+    EXPECT_TRUE(becomes([&] {
+      FileAttributes all = here->attributes()->of(name);
+      FileAttributes changed = all;
+      changed.update(wanted);
+      return changed == all;
+    })) << node
+        << " '" << name << "'";
+  };
+  for (const auto& [name, change] :
+       {std::pair<std::string, FileAttributes>("layout.json", given_to_group(kOthers)),
+        {"", given_to_group(kOthers)},
+        {"", given_to(kBob)}}) {
+    for (unsigned node = 0; node < 3; ++node) {
+      become(node, "layout.json", let_by_mode(0640));
+      job(node)->note_refused_save("layout.json", "unknown key 'mine'");
+      EXPECT_THAT(job(node)->status_json(), HasSubstr("mine"));
+    }
+    ASSERT_TRUE(job(0)->change_attributes(name, change));
+    for (unsigned node = 0; node < 3; ++node) {
+      become(node, name, change);
+      EXPECT_THAT(job(node)->status_json(), Not(HasSubstr("mine"))) << node << " '" << name << "'";
+    }
+  }
 }
 
 /// One for himself and one for all: whichever stays has its own mode.

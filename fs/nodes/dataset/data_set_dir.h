@@ -21,6 +21,7 @@ class DataSetDir : public OwnNamesDir {
   NameLife name_life() const override { return NameLife::kForever; }
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override {
+    job().conceal_opened(kDataSetName, change);
     PTC_TRY(RealNode::set_attributes(change, handle));
     return job().agree_on(kDataSetName, change);
   }

@@ -46,6 +46,7 @@ FsResult<struct stat> JobDir::attributes() {
 }
 
 FsResult<> JobDir::set_attributes(const AttributeChange& change, Handle* handle) {
+  job().conceal_opened("", change);
   PTC_TRY(RealNode::set_attributes(change, handle));
   if (!change.mode && !change.uid && !change.gid) return ok();
   PTC_TRY(job().agree_on("", change));
