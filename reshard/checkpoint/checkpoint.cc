@@ -11,6 +11,7 @@
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
+#include "reshard/ptc/model_facts.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
 #include "store/base/utf8.h"
@@ -49,6 +50,27 @@ Result<std::shared_ptr<const Model>> Checkpoint::model_under(const LayoutSpec& s
   if (!spec.rules) return manifest().model;
   return results_->get<Model>(key("model under").add(spec.rules.text()),
                               [&] { return manifest().model_under(spec); });
+}
+
+std::shared_ptr<const std::vector<std::string>> Checkpoint::contradictions_under(
+    const LayoutSpec& spec) const {
+  constexpr size_t kMost = 4, kMostBytes = 512;
+  {
+    MutexLock lock(mutex_);
+    if (contradicted_.sentences != nullptr && contradicted_.by == spec.rules)
+      return contradicted_.sentences;
+  }
+  auto few = std::make_shared<std::vector<std::string>>();
+  // Where these rules do not fit it, the layout says so.
+  if (const auto model = model_under(spec)) {
+    std::vector<std::string> all = contradictions(*model.value());
+    for (std::string& what : all)
+      if (few->size() < kMost) few->push_back(printable(what, kMostBytes));
+    if (all.size() > kMost) few->push_back(fmt::format("and {} more", all.size() - kMost));
+  }
+  MutexLock lock(mutex_);
+  contradicted_ = {spec.rules, few};
+  return few;
 }
 
 Result<std::shared_ptr<const Checkpoint::OfSpec>> Checkpoint::of_spec(

@@ -124,6 +124,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   const Model& model() const { return *manifest().model; }
   /// Manifest::model_under(), made once.
   Result<std::shared_ptr<const Model>> model_under(const LayoutSpec& spec) const;
+  /// What its tensors contradict of what is said of the model, by the rules of this layout, too
+  /// (contradictions()): a few sentences, each of bounded length. Made once, and again for other
+  /// rules. Names and facts in it are not for all (is_open_to_all()).
+  std::shared_ptr<const std::vector<std::string>> contradictions_under(
+      const LayoutSpec& spec) const;
   /// Of its manifest.
   const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
 
@@ -286,6 +291,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   mutable std::shared_ptr<const OfSpec> last_of_spec_ PTC_GUARDED_BY(mutex_);
   mutable std::unordered_map<std::string, std::weak_ptr<const FileSet>> file_sets_
       PTC_GUARDED_BY(mutex_);
+  struct Contradicted {
+    LayoutRules by;
+    std::shared_ptr<const std::vector<std::string>> sentences;  // null: not looked for yet
+  };
+  mutable Contradicted contradicted_ PTC_GUARDED_BY(mutex_);  // by the rules asked for last
   static constexpr size_t kFewSets = 64;
   mutable size_t clean_sets_at_ PTC_GUARDED_BY(mutex_) =
       kFewSets;  // names in it; those of sets that are gone are forgotten then

@@ -23,6 +23,13 @@ json::array told_to_all(const Checkpoint& checkpoint, const std::vector<std::str
   return {json::value(fmt::format("{} of names that are not for all", names.size()))};
 }
 
+/// The same of facts, which config.json says.
+std::vector<std::string> contradicted_of(const Checkpoint& checkpoint, const LayoutSpec& spec) {
+  const auto all = checkpoint.contradictions_under(spec);
+  if (all->empty() || checkpoint.is_open_to_all()) return *all;
+  return {"its tensors contradict its config.json: ptc rules check says how"};
+}
+
 }  // namespace
 
 std::optional<ReshardProgress> Job::own_progress() const {
@@ -170,6 +177,9 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
       object["lost"] = told_to_all(checkpoint, lost);
       warnings.push_back(json::value(*checkpoint.loss()));
     }
+    if (record == records.back())
+      for (const std::string& what : contradicted_of(checkpoint, known.saved.layout.spec))
+        warnings.push_back(json::value(fmt::format("checkpoint {}: {}", checkpoint.name(), what)));
     for (const CheckpointFacts::LeftOut& one : checkpoint.left_out())
       if (one.same_names)
         warnings.push_back(json::value(

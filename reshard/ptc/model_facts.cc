@@ -95,6 +95,11 @@ Result<> check_facts(const Model& model, const LayoutSpec& spec) {
   return ok();
 }
 
+bool same_stages_and_experts(const LayoutSpec& a, const LayoutSpec& b) {
+  return a.sizes.pp == b.sizes.pp && a.vpp == b.vpp && a.stages == b.stages &&
+         a.sizes.ep == b.sizes.ep && a.sizes.etp == b.sizes.etp && a.rules == b.rules;
+}
+
 std::string rules_with(const RuleSet& rules, std::string_view member) {
   const bool none = rules.family() == RuleSet::none()->family();
   if (!none && !RuleSet::builtin(rules.family())) return std::string(member);

@@ -22,6 +22,10 @@ std::vector<std::string> contradictions(const Model& model);
 /// what was decided is read as it always was.
 Result<> check_facts(const Model& model, const LayoutSpec& spec);
 
+/// Whether both cut a model into the same stages and shares of experts, by the same rules:
+/// check_facts() says the same of both.
+bool same_stages_and_experts(const LayoutSpec& a, const LayoutSpec& b);
+
 /// What makes a layout of a committed checkpoint go by other rules: a rules.json with such a
 /// member, or, where the rules are the job's own, the member alone.
 std::string rules_with(const RuleSet& rules, std::string_view member);

@@ -304,6 +304,27 @@ class Explained(mount.TestCase):
         models.write_file(job.file("rules.json"), '{%s, "extends": "llama", "facts": {"layers": 5}}' % FORMAT)
         job.set_layout(pp=2, rules="rules.json")
 
+    def test_a_layout_that_a_config_json_contradicts_is_edited_on(self):
+        model = models.Llama()
+        model.config = {**model.config, "num_hidden_layers": 6}
+        job = self.mount.job("contradicted")
+        job.set_layout(pp=2)
+        model.write_ranks(job.incoming("base"), 1, 2)
+        job.commit("base")
+        job.wait()
+        said = "config.json says 6 layers, and there are tensors of 5"
+        self.assertEqual(job.status()["layout"], "tp1-pp2-dp1")
+        self.assertEqual(job.status()["warnings"], ["checkpoint base: " + said])
+        self.assertIn(said, " ".join(self.mount.ptc("status", job.name).stdout.split()))
+        node = job.status()["nodes"][0]["name"]
+        for fields in ({"pp": 2, "keep": 3}, {"pp": 2, "devices": [node + ":1", node + ":0"]}, {"pp": 2, "dp": 2}, {"pp": 2, "tp": 2}):
+            job.set_layout(**fields)
+        for fields in ({"pp": 3}, {"pp": 2, "stages": [3, 3]}):
+            self.assertEqual(mount.error_of(lambda fields=fields: job.save_layout(**fields)), "EINVAL")
+            self.assertIn(said, job.error())
+        job.set_layout(tp=2)
+        self.assertEqual(mount.error_of(lambda: job.save_layout(pp=2)), "EINVAL")
+
     def test_a_type_that_is_not_known_is_cut_by_names_that_are(self):
         model = models.Llama()
         model.config = {**model.config, "model_type": "brand_new"}

@@ -1,11 +1,16 @@
 // Rules that are mended after a commit: a layout says by which it cuts, and no other changes.
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "reshard/job/job.h"
 #include "reshard/node/job_store.h"
+#include "store/base/json.h"
 #include "tests/support/job_fixture.h"
 #include "tests/support/local_cluster.h"
 
@@ -15,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 /// Of these projections each rank has all.
@@ -60,6 +66,25 @@ class LayoutRulesTest : public ::testing::Test {
     EXPECT_EQ(saved.error().code(), Code::kInvalidArgument);
     EXPECT_THAT(job_->status_json(), HasSubstr("layout.json refused"));
     return saved.error().message();
+  }
+  std::vector<std::string> warnings() const {
+    const json::value status = parse_json(job_->status_json()).value();
+    std::vector<std::string> all;
+    for (const json::value& one : status.at("warnings").as_array())
+      all.emplace_back(one.as_string());
+    return all;
+  }
+  /// Of three layers; config.json says four.
+  void write_a_layer_too_many(const std::string& name, const std::string& layout) {
+    Sample sample = llama_sample(false, 3);
+    const std::string said = "\"num_hidden_layers\": ";
+    sample.config.replace(sample.config.find(said) + said.size(), 1, "4");
+    write_ranks(sample, LayoutSpec::from_name(layout).value(), incoming(name));
+  }
+  void commit_of_a_layer_too_many(const std::string& name,
+                                  const std::string& layout = "tp1-pp2-dp1") {
+    write_a_layer_too_many(name, layout);
+    commit(name);
   }
   /// The layout's name of `current`.
   std::string current() const {
@@ -199,6 +224,70 @@ TEST_F(LayoutRulesTest, WhatCannotBeIsRefused) {
   EXPECT_EQ(current(), "tp1-pp1-dp1");
   EXPECT_TRUE(
       job_->find_layout(*job_->find_checkpoint("base"), "tp2-pp1-dp1-rules_0a1b2c3d").has_error());
+}
+
+/// What is in force is edited on, but for what the contradiction is about.
+TEST_F(LayoutRulesTest, AConfigJsonThatTheTensorsContradictKeepsNobodyFromOtherEdits) {
+  constexpr const char* kWarning =
+      "checkpoint more: config.json says 4 layers, and there are tensors of 3";
+  save(R"({"tp": 1, "pp": 2, "dp": 1})");
+  EXPECT_EQ(warnings(), std::vector<std::string>());
+  commit_of_a_layer_too_many("more");
+  EXPECT_EQ(current(), "tp1-pp2-dp1");
+  EXPECT_EQ(warnings(), std::vector<std::string>{kWarning});
+  save(R"({"tp": 1, "pp": 2, "dp": 1, "keep": 3})");
+  save(R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["n0:1", "n0:0"]})");
+  save(R"({"tp": 2, "pp": 2, "dp": 2, "optimizer": "zero1"})");
+  EXPECT_EQ(current(), "tp2-pp2-dp2-zero1");
+  EXPECT_THAT(refusal(R"({"tp": 1, "pp": 3, "dp": 1})"),
+              AllOf(StartsWith("line 1, column 17: "), HasSubstr("says 4 layers")));
+  EXPECT_THAT(refusal(R"({"tp": 1, "pp": 2, "dp": 1, "stages": [1, 3]})"),
+              AllOf(StartsWith("line 1, column 39: "), HasSubstr("says 4 layers")));
+  EXPECT_THAT(refusal(R"({"tp": 3, "pp": 2, "dp": 1})"),
+              AllOf(StartsWith("line 1, column 8: "), Not(HasSubstr("says 4 layers"))));
+  save(R"({"tp": 1, "pp": 1, "dp": 1})");
+  EXPECT_EQ(warnings(), std::vector<std::string>{kWarning});
+  EXPECT_THAT(refusal(R"({"tp": 1, "pp": 2, "dp": 1})"), HasSubstr("says 4 layers"));
+  // Rules that know better.
+  ASSERT_TRUE(
+      job_->save_rules(R"({"format": "ptc-rules/1", "extends": "llama", "facts": {"layers": 3}})")
+          .has_value());
+  EXPECT_EQ(warnings(), std::vector<std::string>{kWarning}) << "they are no layout's yet";
+  save(R"({"tp": 1, "pp": 2, "dp": 1, "rules": "rules.json"})");
+  EXPECT_EQ(warnings(), std::vector<std::string>());
+  EXPECT_THAT(refusal(R"({"tp": 1, "pp": 2, "dp": 1})"), HasSubstr("says 4 layers"));
+  // Of the newest checkpoint alone.
+  save(R"({"tp": 1, "pp": 1, "dp": 1})");
+  write_ranks(llama_sample(false, 3), LayoutSpec(), incoming("right"));
+  commit("right");
+  EXPECT_EQ(warnings(), std::vector<std::string>());
+}
+
+TEST_F(LayoutRulesTest, ManyContradictionsAreAFewWarnings) {
+  Sample sample = sample_;
+  sample.config.replace(sample.config.find("101"), 3, "300");
+  write_ranks(sample, LayoutSpec(), incoming("rows"));
+  // The same embedding in further files.
+  for (int i = 0; i < 9; ++i)
+    fs::copy(incoming("rows") / "rank/0/model.safetensors",
+             incoming("rows") / fmt::format("rank/0/more-{}.safetensors", i));
+  commit("rows");
+  const std::vector<std::string> told = warnings();
+  ASSERT_EQ(told.size(), 5u) << fmt::format("{}", fmt::join(told, "\n"));
+  EXPECT_EQ(told[0],
+            "checkpoint rows: config.json says a vocabulary of 300, and "
+            "model.embed_tokens.weight has 101 rows");
+  EXPECT_THAT(told[4], AllOf(StartsWith("checkpoint rows: and "), HasSubstr(" more")));
+}
+
+/// Its facts, and names of its tensors, are not for all who see the job.
+TEST_F(LayoutRulesTest, WhatIsContradictedIsToldToWhoMayReadIt) {
+  write_a_layer_too_many("closed", "tp1-pp1-dp1");
+  fs::permissions(incoming("closed") / "rank/0/config.json", fs::perms(0600));
+  commit("closed");
+  EXPECT_EQ(warnings(), std::vector<std::string>{
+                            "checkpoint closed: its tensors contradict its config.json: ptc rules "
+                            "check says how"});
 }
 
 /// The same sizes, and another name for each way in which a name can be written wrong.

@@ -439,6 +439,28 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
               HasSubstr("\"ptc rules suggest\" prints a rules.json to begin with"));
 }
 
+TEST(Model, OfWhatStagesAndExpertsAre) {
+  const LayoutSpec one = LayoutSpec::from_name("tp2-pp2-dp2-ep2").value();
+  const auto same = [&](auto&& change) {
+    LayoutSpec other = one;
+    change(other);
+    EXPECT_EQ(same_stages_and_experts(one, other), same_stages_and_experts(other, one));
+    return same_stages_and_experts(one, other);
+  };
+  EXPECT_TRUE(same([](LayoutSpec&) {}));
+  EXPECT_TRUE(same([](LayoutSpec& spec) {
+    spec.sizes.tp = 4, spec.sizes.dp = 8, spec.sizes.cp = 2, spec.naming = Naming::kStage;
+    spec.optimizer = OptimizerCut::kFsdp;
+  }));
+  EXPECT_FALSE(same([](LayoutSpec& spec) { spec.sizes.pp = 1; }));
+  EXPECT_FALSE(same([](LayoutSpec& spec) { spec.sizes.ep = 4; }));
+  EXPECT_FALSE(same([](LayoutSpec& spec) { spec.sizes.etp = 1; }));
+  EXPECT_FALSE(same([](LayoutSpec& spec) { spec.vpp = 2; }));
+  EXPECT_FALSE(same([](LayoutSpec& spec) { spec.stages = {3, 2}; }));
+  EXPECT_FALSE(
+      same([](LayoutSpec& spec) { spec.rules = LayoutRules(RuleSet::builtin("llama").value()); }));
+}
+
 TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
   const auto fact_error = [](const Model& model, ParallelConfig config) {
     EXPECT_EQ(check_error(model, sizes(config)), "accepted");
