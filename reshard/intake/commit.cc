@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -15,6 +16,7 @@
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/deepspeed_tree.h"
 #include "reshard/intake/distributed_optimizer.h"
+#include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/megatron_tree.h"
 #include "store/base/fan_out.h"
@@ -391,15 +393,6 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
   return std::optional(std::move(spec));
 }
 
-/// Files in the place of rank/ that are no tree of Megatron's.
-bool is_flat(const std::vector<Found>& found) {
-  return std::any_of(
-             found.begin(), found.end(),
-             [](const Found& file) { return !file.at.empty() && !file.at.starts_with("rank/"); }) &&
-         std::none_of(found.begin(), found.end(),
-                      [](const Found& file) { return megatron_place(file.at).has_value(); });
-}
-
 /// What distributed checkpointing wrote has whole tensors, as a single process has them; and so has
 /// what lies in the place of rank/, if nobody says otherwise.
 bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
@@ -422,21 +415,26 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   LayoutSpec spec = said.value_or(request.in_force);
   std::vector<Found> found;
   if (request.dir_fd >= 0) {
-    PTC_TRY(found, find_files(request.dir_fd, &spec));
+    PTC_TRY(found, find_files(request.dir_fd));
   }
+  for (const FilesElsewhere& node : elsewhere) {
+    auto theirs = read_listing(node);
+    if (theirs.has_error()) return std::move(theirs).error().with_context("node " + node.node);
+    std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(found));
+  }
+  const std::string here = elsewhere.empty() ? "" : request.node;
+  PTC_TRY(check_places(found, here));
+  for (const Found& file : found) {
+    if (in_place_of_ranks(file)) continue;
+    PTC_TRY(check_rank(file.rank, spec));
+  }
+  const bool flat = is_flat(found);
   if (is_single_process(found, said.has_value())) spec = LayoutSpec();
   else if (has_deepspeed(found)) spec = deepspeed_layout(found);
   PTC_TRY(begin_hashing(request.dir_fd, found, hashes));
   PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
   PTC_TRY(find_sets(request.dir_fd, found));
-  for (const FilesElsewhere& node : elsewhere) {
-    auto theirs = read_listing(node);
-    if (theirs.has_error()) return std::move(theirs).error().with_context("node " + node.node);
-    for (Found& file : theirs.value()) {
-      PTC_TRY(check_rank(file.rank, spec));
-      found.push_back(std::move(file));
-    }
-  }
+  PTC_TRY(join_sets(found));
   std::erase_if(found, [](const Found& file) { return file.index; });
   std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
     return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
@@ -449,6 +447,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i].node ? found[i].node->node : "this one");
   PTC_TRY(check_numbered_shards(found));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
+  PTC_TRY(check_one_process(found, flat, here));
   PTC_TRY(settle_megatron(said.has_value(), spec, found));
   if (!said) spec.rules = request.in_force.rules;
   PTC_TRY(check_distributed_optimizer(spec, found));
@@ -469,6 +468,9 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   if (config.size() <= kMostConfigKept) draft.manifest.config = config;
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(hash_found(request, *draft.manifest.model, elsewhere, found, executor, hashes, stop));
+  if (flat) {
+    PTC_TRY(check_same_values(found, here));
+  }
   PTC_TRY(draft.manifest.checksums, add_up(*draft.manifest.model, found));
 
   // Of ranks with equal states the files of the first are kept; the others wrote the same.

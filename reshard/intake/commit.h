@@ -85,6 +85,7 @@ class HashCache {
 struct CommitRequest {
   int dir_fd = -1;                        // the directory with rank/ and layout.json in it
   std::string name;                       // for messages: "incoming/base"
+  std::string node;                       // this one's name, for messages
   LayoutSpec in_force;                    // the writer's, unless the directory has a layout.json
   std::optional<std::string> rules_text;  // the job's rules.json
   /// Of the job's last checkpoint: its facts count where there is no config.json and the tensors

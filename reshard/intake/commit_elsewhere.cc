@@ -84,6 +84,11 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.set_index = std::string(text.at("set_index").as_string());
       for (const json::value& name : text.at("promised").as_array())
         file.promised.emplace_back(name.as_string());
+      if (const json::value* asked = text.if_contains("asked")) {
+        for (const auto& [path, names] : asked->as_object())
+          for (const json::value& name : names.as_array())
+            file.asked[std::string(path)].emplace_back(name.as_string());
+      }
       if (const json::value* problem = text.if_contains("problem"))
         file.problem = std::string(problem->as_string());
       file.header_bytes = text.at("header").to_number<uint64_t>();
@@ -172,7 +177,7 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
 }
 
 Result<std::string> list_files(int dir_fd) {
-  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(auto found, find_files(dir_fd));
   for (const Found& file : found)
     if (!file.at.empty() && !file.at.starts_with("rank/") && megatron_place(file.at))
       return invalid_argument(
@@ -238,6 +243,10 @@ Result<std::string> list_files(int dir_fd) {
                                  {"problem", file.problem},
                                  {"header", file.header.size()},
                                  {"tensors", std::move(tensors)}});
+    json::object asked;
+    for (const auto& [path, names] : file.asked)
+      asked[path] = json::array(names.begin(), names.end());
+    if (!asked.empty()) files.back().as_object()["asked"] = std::move(asked);
   }
   root["files"] = std::move(files);
   return json::serialize(root) + "\n" + headers;
@@ -245,7 +254,7 @@ Result<std::string> list_files(int dir_fd) {
 
 Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
                                HashCache& hashes, std::stop_token stop) {
-  PTC_TRY(auto found, find_files(dir_fd, nullptr));
+  PTC_TRY(auto found, find_files(dir_fd));
   PTC_TRY(begin_hashing(dir_fd, found, hashes));
   PTC_TRY(find_sets(dir_fd, found));
   std::vector<ArrayToHash> arrays;

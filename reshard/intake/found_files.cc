@@ -135,38 +135,24 @@ bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
   });
 }
 
-/// Files of a model, or of torch.save's, that are right here, as frameworks leave them: a directory
-/// of Hugging Face's or of its Trainer's, what HuggingFaceStorageWriter wrote, a checkpoint that is
-/// one file.
-Result<bool> is_flat(int dir_fd, const std::vector<std::string>& top) {
-  std::vector<std::string_view> files, torch_files;
-  bool index = false;
+/// Whether files are right here that a framework may have left, as far as this node can tell:
+/// weights may be on another (flat_files.h).
+bool may_be_flat(int dir_fd, const std::vector<std::string>& top) {
+  bool any = false;
   for (const std::string& name : top) {
+    if (name.ends_with(kDcpEnding)) return false;
     struct stat st {};
-    if (fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode))
-      continue;
-    index = index || name.ends_with(".safetensors.index.json");
-    if (name.ends_with(".safetensors")) files.push_back(name);
-    else if (may_be_torch(name)) torch_files.push_back(name);
+    any = any ||
+          (name != "layout.json" && name != kConsumedFile &&
+           fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode));
   }
-  if (files.empty()) files = std::move(torch_files);
-  // Ranks that have named their files so.
-  std::map<std::string, std::string_view> kinds;
-  for (const std::string_view name : files) {
-    if (index || name.starts_with("shard-") || name.find("-of-") != name.npos) continue;
-    const auto [other, is_new] = kinds.try_emplace(without_numbers(name), name);
-    if (!is_new)
-      return invalid_argument(
-          "{} and {} may be of several ranks: put the files of each into rank/0/, rank/1/ …, or, "
-          "if a single process wrote both, into rank/0/",
-          other->second, name);
-  }
-  return !files.empty();
+  return any;
 }
 
 /// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
 /// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, a tree of
-/// Megatron's, or a model's own files. They are those of rank 0, but for that tree's.
+/// Megatron's, or files of whatever kind that are right here. They are those of rank 0, but for
+/// that tree's.
 Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
   std::vector<Found> found;
   const bool megatron = is_megatron_tree(dir_fd, top);
@@ -175,10 +161,8 @@ Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::stri
     return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
                                            &st, AT_SYMLINK_NOFOLLOW) == 0;
   });
-  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top)) {
-    PTC_TRY(const bool flat, is_flat(dir_fd, top));
-    if (!flat) return found;
-  }
+  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top) && !may_be_flat(dir_fd, top))
+    return found;
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
     return file.path == "layout.json" || file.path == kConsumedFile;
@@ -206,7 +190,7 @@ FileVersion version_of(const struct stat& st) {
           st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
 }
 
-Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
+Result<std::vector<Found>> find_files(int dir_fd) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
   if (std::find(top.begin(), top.end(), "rank") == top.end()) {
     PTC_TRY(auto own, find_own_tree(dir_fd, top));
@@ -237,9 +221,6 @@ Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec) {
   for (const std::string& name : ranks) {
     std::optional<uint64_t> rank = parse_rank(name);
     if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
-    if (spec != nullptr) {
-      PTC_TRY(check_rank(*rank, *spec));
-    }
     uint32_t allowed = 0444;
     for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
       struct stat st {};
@@ -272,6 +253,7 @@ bool open_for_writing(int fd) {
 
 Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
   for (const Found& file : found) {
+    if (file.node != nullptr) continue;
     PTC_TRY(bool busy, open_for_writing(dir_fd, file.source()));
     if (busy) return make_error(Code::kBusy, "{} is still open for writing", file.source());
   }
@@ -279,7 +261,8 @@ Result<> check_closed(int dir_fd, const std::vector<Found>& found) {
 }
 
 Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes) {
-  for (Found& file : found) file.ticket = hashes.begin(file.version);
+  for (Found& file : found)
+    if (file.node == nullptr) file.ticket = hashes.begin(file.version);
   return check_closed(dir_fd, found);
 }
 

@@ -2,6 +2,7 @@
 // commit_elsewhere.cc hears of them from other nodes, and found_tensors.cc reads what is in them.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,6 +35,8 @@ struct Found {
   /// Why it could not be read as torch.save's, if it may be; it may as well be something else.
   std::string problem;
   bool index = false;  // the index of a set; says nothing that the set does not
+  /// Of an index: the shards that are not on its node, by path, and their tensors.
+  std::map<std::string, std::vector<std::string>> asked;
   std::string set;
   std::string set_index;              // of a shard: the file that names it
   std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
@@ -70,16 +73,21 @@ inline FileToHashRef to_hash(int dir_fd, const Found& file) {
   return std::make_shared<const FileToHash>(dir_fd, file.source(), file.version, file.ticket);
 }
 
-/// Files below rank/<r>/, by rank and path; with `spec`, ranks that it does not have are refused.
-Result<std::vector<Found>> find_files(int dir_fd, const LayoutSpec* spec);
+/// Files below rank/<r>/, by rank and path; or, without rank/, what is in its place, of which only
+/// the files of all nodes tell what it is (flat_files.h).
+Result<std::vector<Found>> find_files(int dir_fd);
 /// kInvalidArgument: `spec` does not have the rank.
 Result<> check_rank(uint64_t rank, const LayoutSpec& spec);
-/// kBusy, naming the first that is open for writing.
+/// kBusy, naming the first on this node that is open for writing.
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 /// The same, before they are hashed: gives them their tickets.
 Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes);
-/// Marks the shards of sets with an index.
+/// Marks the shards of sets with an index on this node. Those that an index names and are not among
+/// `found` become what it asks of other nodes.
 Result<> find_sets(int dir_fd, std::vector<Found>& found);
+/// With the files of all nodes: marks what the indexes on any ask of others. kInvalidArgument: a
+/// shard is nowhere, or of two sets.
+Result<> join_sets(std::vector<Found>& found);
 /// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
 /// loads all that its shards hold.
 Result<> check_sets(const std::vector<Found>& found);

@@ -37,33 +37,60 @@ std::optional<ShardNumber> shard_number_of(std::string_view path) {
   return shard;
 }
 
+using FilesByPath = std::map<std::pair<uint64_t, std::string>, Found*>;
+FilesByPath files_by_path(std::vector<Found>& found) {
+  FilesByPath by_path;
+  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  return by_path;
+}
+
+/// Two nodes may have the same index.
+Result<> mark_shard(const Found& index, std::vector<std::string> tensors, Found& shard) {
+  if (shard.set_index == index.source() && shard.promised == tensors) return ok();
+  if (!shard.set.empty())
+    return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
+                            shard.source(), shard.set_index, index.source());
+  shard.set = index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
+  shard.set_index = index.source();
+  shard.promised = std::move(tensors);
+  return ok();
+}
+
 }  // namespace
 
 Result<> find_sets(int dir_fd, std::vector<Found>& found) {
-  std::map<std::pair<uint64_t, std::string>, Found*> by_path;
-  for (Found& file : found) by_path[{file.rank, file.path}] = &file;
+  const FilesByPath by_path = files_by_path(found);
   for (Found& index : found) {
-    if (!index.path.ends_with(kIndexSuffix)) continue;
+    if (index.node != nullptr || !index.path.ends_with(kIndexSuffix)) continue;
     PTC_TRY(auto text, read_text_file(dir_fd, index.source(), kMaxShardIndexBytes, FileKind::kOwn));
     auto parsed = parse_shard_index(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
     index.index = true;
-    std::string set =
-        index.path.substr(0, index.path.size() - std::string_view(".index.json").size());
-    std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
+    index.asked.clear();
+    const std::string directory = index.path.substr(0, index.path.rfind('/') + 1);
     for (auto& [name, tensors] : parsed.value()) {
-      auto it = by_path.find({index.rank, directory + name});
-      if (it == by_path.end())
-        return invalid_argument("{} names the shard {}, which is missing", index.source(),
-                                directory + name);
-      Found& shard = *it->second;
-      if (!shard.set.empty())
-        return invalid_argument("{} is a shard of two sets, of {} and of {}: remove one index",
-                                shard.source(), shard.set_index, index.source());
-      shard.set = set;
-      shard.set_index = index.source();
-      shard.promised = std::move(tensors);
+      const std::string path = directory + name;
+      const auto shard = by_path.find({index.rank, path});
+      if (shard == by_path.end()) {
+        index.asked.emplace(path, std::move(tensors));
+        continue;
+      }
+      PTC_TRY(mark_shard(index, std::move(tensors), *shard->second));
     }
+  }
+  return ok();
+}
+
+Result<> join_sets(std::vector<Found>& found) {
+  const FilesByPath by_path = files_by_path(found);
+  for (Found& index : found) {
+    for (auto& [path, tensors] : index.asked) {
+      const auto shard = by_path.find({index.rank, path});
+      if (shard == by_path.end())
+        return invalid_argument("{} names the shard {}, which is missing", index.source(), path);
+      PTC_TRY(mark_shard(index, std::move(tensors), *shard->second));
+    }
+    index.asked.clear();
   }
   return ok();
 }

@@ -389,6 +389,7 @@ Result<> CommitAttempt::draft() {
   CommitRequest request;
   request.dir_fd = share_ != nullptr ? share_->directory() : -1;
   request.name = label_;
+  request.node = job_.place.services.node;
   request.hashing_begins = [this](uint64_t bytes) { activity_->begin("hashing", bytes); };
   request.bytes_hashed = &activity_->bytes_done();
   {
