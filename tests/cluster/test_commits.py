@@ -427,6 +427,61 @@ class Commits(TestCase):
         cluster.until(lambda: not self.said("latest", 0), "w0 has nothing more there")
         self.assertTrue(self.said("latest", 1))
 
+    def write_flat(self, name, model, ranks):
+        """Of `ranks` each the rank's slices, right in incoming/<name> of its node."""
+        for rank in range(ranks):
+            models.write_safetensors(self.job(rank).incoming(name) + f"/model_rank{rank}.safetensors",
+                                     model.rank_tensors(ranks, 1, rank, 0))
+        models.write_file(self.job(0).incoming(name) + "/config.json", model.config_text())
+
+    def test_slices_without_rank_on_two_nodes_are_refused(self):
+        """Each node alone would be a single process, and the checkpoint before would go for half of a model."""
+        job = self.nodes.job(0, self.name)
+        job.set_layout(tp=2, keep=1, devices=["w0:0", "w1:0"])
+        cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+        good = models.Llama(48)
+        good.write_hf(job.incoming("good") + "/rank/0")
+        models.write_file(job.incoming("good") + "/layout.json", '{"tp": 1, "pp": 1, "dp": 1}')
+        job.commit("good")
+        self.nodes.wait_settled(self.name)
+        self.write_flat("flat", models.Llama(49), 2)
+        for node in (0, 1):
+            self.assertEqual(self.rename(node, "flat")[0], "ECANCELED")
+            error = mount.read_text(self.job(node).incoming("flat") + ".error")
+            for reason in ("model_rank0.safetensors on node w0", "model_rank1.safetensors on node w1", "may be of several ranks",
+                           "rank/0/, rank/1/"):
+                self.assertIn(reason, error)
+        for node in range(3):
+            self.assertEqual(os.listdir(self.job(node).file("checkpoints")), ["good"])
+        for rank in (0, 1):
+            self.assertIn(f"model_rank{rank}.safetensors", os.listdir(self.job(rank).incoming("flat")))
+        held = models.read_safetensors(self.job(2).rank_file("good", "tp2-pp1-dp1", 1))
+        self.assertEqual(held, {tensor.name: tensor for tensor in good.rank_tensors(2, 1, 1, 0)})
+        # As the error says.
+        for rank in (0, 1):
+            os.makedirs(self.job(rank).incoming("ranked") + f"/rank/{rank}")
+            for name in os.listdir(self.job(rank).incoming("flat")):
+                os.rename(self.job(rank).incoming("flat") + "/" + name, self.job(rank).incoming("ranked") + f"/rank/{rank}/"
+                          + name.replace(f"_rank{rank}", ""))
+        job.commit("ranked")
+        self.nodes.wait_settled(self.name)
+        held = models.read_safetensors(self.job(2).rank_file("ranked", "tp2-pp1-dp1", 1))
+        self.assertEqual(held, {tensor.name: tensor for tensor in models.Llama(49).rank_tensors(2, 1, 1, 0)})
+
+    def test_a_directory_of_the_trainers_on_two_nodes(self):
+        """The first node has the model, each the random states of its ranks."""
+        job = self.nodes.job(0, self.name)
+        cluster.until(lambda: all(os.path.isdir(self.job(node).path) for node in range(3)), "the job is on all nodes")
+        model = models.Llama(48)
+        model.write_hf(job.incoming("base"))
+        for rank in range(4):
+            models.write_file(self.job(rank // 2).incoming("base") + f"/rng_state_{rank}.pth", f"of rank {rank}")
+        self.job(1).commit("base")
+        self.nodes.wait_settled(self.name)
+        there = self.job(2).checkpoint("base", "layouts/tp1-pp1-dp1/rank/0")
+        self.assertEqual([mount.read_text(f"{there}/rng_state_{rank}.pth") for rank in range(4)], [f"of rank {r}" for r in range(4)])
+        self.assertEqual(models.read_safetensors(there + "/model.safetensors"), {t.name: t for t in model.tensors})
+
     def test_nothing_is_left_of_one_that_fails(self):
         """The node that leads dies in the middle of its commit: its files are there again, no copies anywhere."""
         before, there = self.images(), [node.image_bytes() for node in self.nodes.nodes]
