@@ -260,8 +260,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// What all workers' files are made of.
   struct Served;
   Result<std::shared_ptr<const Served>> served(const ServedLayout& layout) const;
-  Result<ImageLayout> served_file(const Served& served, const ServedLayout& layout,
-                                  uint32_t worker) const;
+  Result<ImageLayout> served_file(const Served& served, uint32_t worker) const;
   /// Parameters as they are in hf/, by number.
   std::vector<uint32_t> parameters() const;
   ImageLayout padding_layout() const;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 
 #include "reshard/checkpoint/described_set.h"
 #include "reshard/serve/served_layout.h"
@@ -38,6 +39,31 @@ std::optional<uint32_t> layer_in(std::string_view name) {
   return number;
 }
 
+/// What the engine keeps beside the family's arrays where config.json says that weights are
+/// quantised. kInvalidArgument: that is not known.
+Result<std::vector<Engine::Constant>> of_quantised(const Engine& engine, const std::string& config,
+                                                   const std::optional<BlockScales>& scales) {
+  using Constants = std::vector<Engine::Constant>;
+  PTC_TRY(const json::value value, parse_json(config));
+  const json::value* said = nullptr;
+  if (value.is_object()) said = value.get_object().if_contains("quantization_config");
+  if (said == nullptr || said->is_null()) return Constants();
+  if (engine.fp8_blocks() == nullptr || !said->is_object())
+    return invalid_argument("what {} keeps of a quantised model is not known", engine.name());
+  const json::object& object = said->get_object();
+  const std::string method = json_text(object, "quant_method");
+  const json::value* blocks = object.if_contains("weight_block_size");
+  const uint64_t block = scales ? scales->block : 0;
+  if (method == "fp8" && blocks != nullptr && block != 0 &&
+      *blocks == json::value(json::array{block, block}))
+    return *engine.fp8_blocks();
+  return invalid_argument(
+      "{} keeps weights of {}{} otherwise than files have them, once it has loaded them; of "
+      "quantised ones those of fp8 in blocks of {} are made here, and its other loaders read hf/",
+      engine.name(), quoted(method),
+      method == "fp8" ? blocks == nullptr ? " without blocks" : " in such blocks" : "", block);
+}
+
 /// A header, and what lies behind it, which may touch it.
 Literals with_constants(const Literals& header, std::vector<Literals::Piece> constants) {
   if (constants.empty()) return header;
@@ -54,11 +80,8 @@ Literals with_constants(const Literals& header, std::vector<Literals::Piece> con
 }  // namespace
 
 struct Checkpoint::Served {
-  Served(const Engine::Family& family_given, Model padded, std::vector<NamedTensor> named)
-      : family(family_given), model(std::move(padded)), tensors(std::move(named)) {}
-  const Engine::Family& family;
-  const Model model;
-  const std::vector<NamedTensor> tensors;
+  explicit Served(ServedModel made) : model(std::move(made)) {}
+  const ServedModel model;
 };
 
 std::vector<uint32_t> Checkpoint::parameters() const {
@@ -85,8 +108,9 @@ Result<std::shared_ptr<const Checkpoint::Served>> Checkpoint::served(
           "{}'s names for models of type {} are not known; its other loaders "
           "read hf/ (known: {})",
           engine.name(), quoted(*type), fmt::join(engine.model_types(), ", "));
-    if (manifest().config.find("\"quantization_config\"") != std::string::npos)
-      return invalid_argument("what {} keeps of a quantised model is not known", engine.name());
+    Engine::Family with_more = *family;
+    PTC_TRY(auto more, of_quantised(engine, manifest().config, model().rules().scales()));
+    std::move(more.begin(), more.end(), std::back_inserter(with_more.constants));
     const uint32_t layers = model().layers();
     if (layout.pp > std::max(layers, 1u))
       return invalid_argument("{} stages, and the model has {} layers", layout.pp, layers);
@@ -104,15 +128,13 @@ Result<std::shared_ptr<const Checkpoint::Served>> Checkpoint::served(
     names = model().rules().without_wrappers(std::move(names));
     std::vector<NamedTensor> named;
     for (size_t i = 0; i < tensors.size(); ++i) named.push_back({tensors[i], std::move(names[i])});
-    PTC_TRY(auto padded, layout.padded(model()));
-    PTC_TRY(padded.check(layout.spec(padded.layers())));
-    return std::make_shared<const Served>(*family, std::move(padded), std::move(named));
+    PTC_TRY(auto made, ServedModel::make(layout, std::move(with_more), model(), std::move(named)));
+    return std::make_shared<const Served>(std::move(made));
   });
 }
 
-Result<ImageLayout> Checkpoint::served_file(const Served& served, const ServedLayout& layout,
-                                            uint32_t worker) const {
-  PTC_TRY(auto arrays, served_arrays(layout, served.family, served.model, served.tensors, worker));
+Result<ImageLayout> Checkpoint::served_file(const Served& served, uint32_t worker) const {
+  PTC_TRY(auto arrays, served_arrays(served.model, worker));
   std::vector<NewArray> wanted;
   wanted.reserve(arrays.size());
   for (const ServedArray& array : arrays) wanted.push_back({array.name, array.dtype, array.shape});
@@ -143,23 +165,23 @@ Result<FileSetRef> Checkpoint::served_files(const ServedLayout& layout,
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     const auto add_workers = [&]() -> Result<> {
       PTC_TRY(const auto all, served(layout));
-      if (!worker && layout.workers() > kMostParts / std::max<size_t>(all->tensors.size(), 1))
+      if (!worker && layout.workers() > kMostParts / std::max<size_t>(all->model.tensors.size(), 1))
         return invalid_argument(
             "{} workers and {} tensors are too much for one directory: rank/<worker>/ has each",
-            layout.workers(), all->tensors.size());
+            layout.workers(), all->model.tensors.size());
       ReadRights rights = rights_of_all();
       bool first = true;
-      for (const NamedTensor& one : all->tensors) {
+      for (const NamedTensor& one : all->model.tensors) {
         rights = first ? rights_of(one.tensor) : rights.narrowed_to(rights_of(one.tensor));
         first = false;
       }
       for (uint32_t w = worker.value_or(0); w < (worker ? *worker + 1 : layout.workers()); ++w) {
-        PTC_TRY(const auto file, served_file(*all, layout, w));
+        PTC_TRY(const auto file, served_file(*all, w));
         // Made again for who opens it: that of all workers would take very much memory.
         set->add(
             {layout.file_name(w), file.bytes, "", rights}, DescribedSet::Kind::kComputed,
             [this, all, layout, w](const ContentSource& source) -> Result<FileContentRef> {
-              PTC_TRY(auto made, served_file(*all, layout, w));
+              PTC_TRY(auto made, served_file(*all, w));
               return source.open_gathered(std::make_shared<const ImageLayout>(std::move(made)));
             });
       }

@@ -77,9 +77,10 @@ class EngineParser {
     PTC_TRY(const json::value value, parse_json(text));
     if (!value.is_object()) return invalid_argument("an engine is a JSON object");
     const json::object& object = value.get_object();
-    PTC_TRY(check_keys(object, {"format", "engine", "version", "vocabulary_multiple",
-                                "remaining_layers", "file", "file_of_stage", "tied", "joins",
-                                "constants", "unused", "on_all_stages", "families"}));
+    PTC_TRY(check_keys(object, {"format", "engine", "version", "sizes", "experts_of_neighbours",
+                                "vocabulary_multiple", "vocabulary_times_tp", "remaining_layers",
+                                "file", "file_of_stage", "tied", "joins", "constants", "unused",
+                                "on_all_stages", "fp8_blocks", "families"}));
     if (json_text(object, "format") != kFormat)
       return invalid_argument("'format' must be \"{}\"", kFormat);
     Engine engine;
@@ -87,14 +88,25 @@ class EngineParser {
     engine.version_ = json_text(object, "version");
     engine.file_ = json_text(object, "file");
     engine.file_of_stage_ = json_text(object, "file_of_stage");
-    if (engine.name_.empty() || engine.file_.empty() || engine.file_of_stage_.empty())
-      return invalid_argument("'engine', 'file' and 'file_of_stage' are required");
+    if (engine.name_.empty() || engine.file_.empty())
+      return invalid_argument("'engine' and 'file' are required");
+    const std::string sizes = json_text(object, "sizes");
+    if (sizes != "" && sizes != "within_tp")
+      return invalid_argument("'sizes' must be \"within_tp\", or left out");
+    if (sizes != "") engine.sizes_ = Engine::Sizes::kWithinTp;
+    PTC_TRY(engine.experts_of_neighbours_, flag(object, "experts_of_neighbours", true));
+    PTC_TRY(engine.vocabulary_times_tp_, flag(object, "vocabulary_times_tp", false));
     PTC_TRY(const auto multiple, json_uint(object, "vocabulary_multiple", UINT32_MAX));
     engine.vocabulary_multiple_ = std::max<uint64_t>(multiple.value_or(1), 1);
     const std::string rest = json_text(object, "remaining_layers");
     if (rest != "before_last" && rest != "last")
       return invalid_argument("'remaining_layers' must be \"before_last\" or \"last\"");
     engine.rest_ = rest == "last" ? Engine::Rest::kLast : Engine::Rest::kBeforeLast;
+    if (const json::value* blocks = object.if_contains("fp8_blocks")) {
+      if (!blocks->is_object()) return invalid_argument("'fp8_blocks' is an object");
+      PTC_TRY(check_keys(blocks->get_object(), {"constants"}));
+      PTC_TRY(engine.fp8_blocks_, read_constants(blocks->get_object()));
+    }
     Engine::Family common;
     PTC_TRY(read_names(object, common));
     if (const json::value* tied = object.if_contains("tied")) {
@@ -107,8 +119,8 @@ class EngineParser {
     for (const json::value& one : families) {
       if (!one.is_object()) return invalid_argument("'families' has objects");
       const json::object& of = one.get_object();
-      PTC_TRY(check_keys(
-          of, {"model_types", "joins", "constants", "unused", "on_all_stages", "without_head"}));
+      PTC_TRY(check_keys(of, {"model_types", "joins", "constants", "unused", "on_all_stages",
+                              "without_head", "tied", "attention"}));
       Engine::Family family;
       PTC_TRY(family.model_types, words(of, "model_types"));
       PTC_TRY(read_names(of, family));
@@ -119,8 +131,14 @@ class EngineParser {
       family.unused.insert(family.unused.end(), common.unused.begin(), common.unused.end());
       family.on_all_stages.insert(family.on_all_stages.end(), common.on_all_stages.begin(),
                                   common.on_all_stages.end());
-      const json::value* without_head = of.if_contains("without_head");
-      if (without_head == nullptr || !without_head->is_bool() || !without_head->get_bool()) {
+      const std::string tied = json_text(of, "tied");
+      if (tied == "never") family.tied = Engine::Family::Tied::kNever;
+      else if (tied == "in_one_stage") family.tied = Engine::Family::Tied::kInOneStage;
+      else if (!tied.empty())
+        return invalid_argument("'tied' of a family is \"in_one_stage\" or \"never\"");
+      PTC_TRY(family.attention, tails(of, "attention"));
+      PTC_TRY(const bool without_head, flag(of, "without_head", false));
+      if (!without_head) {
         family.tied_embedding = common.tied_embedding;
         family.tied_head = common.tied_head;
       }
@@ -154,6 +172,40 @@ class EngineParser {
     return texts;
   }
 
+  static Result<std::vector<NameTail>> tails(const json::object& object, std::string_view key) {
+    std::vector<NameTail> found;
+    PTC_TRY(const auto texts, words(object, key));
+    for (const std::string& text : texts) {
+      PTC_TRY(found.emplace_back(), NameTail::parse(text));
+    }
+    return found;
+  }
+
+  static Result<bool> flag(const json::object& object, std::string_view key, bool otherwise) {
+    const json::value* value = object.if_contains(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_bool()) return invalid_argument("'{}' is true or false", key);
+    return value->get_bool();
+  }
+
+  static Result<std::vector<Engine::Constant>> read_constants(const json::object& object) {
+    std::vector<Engine::Constant> found;
+    PTC_TRY(const auto constants, list(object, "constants"));
+    for (const json::value& value : constants) {
+      if (!value.is_object()) return invalid_argument("'constants' has objects");
+      const json::object& one = value.get_object();
+      PTC_TRY(check_keys(one, {"to", "beside", "value"}));
+      Engine::Constant constant;
+      PTC_TRY(constant.to, NameTail::parse(json_text(one, "to")));
+      PTC_TRY(constant.beside, NameTail::parse(json_text(one, "beside")));
+      const json::value* number = one.if_contains("value");
+      if (number == nullptr || !number->is_number()) return invalid_argument("'value' is a number");
+      constant.value = static_cast<float>(number->to_number<double>());
+      found.push_back(std::move(constant));
+    }
+    return found;
+  }
+
   static Result<> read_names(const json::object& object, Engine::Family& family) {
     PTC_TRY(const auto joins, list(object, "joins"));
     for (const json::value& value : joins) {
@@ -171,27 +223,9 @@ class EngineParser {
       }
       family.joins.push_back(std::move(join));
     }
-    PTC_TRY(const auto constants, list(object, "constants"));
-    for (const json::value& value : constants) {
-      if (!value.is_object()) return invalid_argument("'constants' has objects");
-      const json::object& one = value.get_object();
-      PTC_TRY(check_keys(one, {"to", "beside", "value"}));
-      Engine::Constant constant;
-      PTC_TRY(constant.to, NameTail::parse(json_text(one, "to")));
-      PTC_TRY(constant.beside, NameTail::parse(json_text(one, "beside")));
-      const json::value* number = one.if_contains("value");
-      if (number == nullptr || !number->is_number()) return invalid_argument("'value' is a number");
-      constant.value = static_cast<float>(number->to_number<double>());
-      family.constants.push_back(std::move(constant));
-    }
-    PTC_TRY(const auto unused, words(object, "unused"));
-    for (const std::string& text : unused) {
-      PTC_TRY(family.unused.emplace_back(), NameTail::parse(text));
-    }
-    PTC_TRY(const auto on_all_stages, words(object, "on_all_stages"));
-    for (const std::string& text : on_all_stages) {
-      PTC_TRY(family.on_all_stages.emplace_back(), NameTail::parse(text));
-    }
+    PTC_TRY(family.constants, read_constants(object));
+    PTC_TRY(family.unused, tails(object, "unused"));
+    PTC_TRY(family.on_all_stages, tails(object, "on_all_stages"));
     return ok();
   }
 };
@@ -236,9 +270,21 @@ std::vector<std::string> Engine::model_types() const {
   return types;
 }
 
+std::vector<std::string> Engine::attention_types() const {
+  std::vector<std::string> types;
+  for (const Family& family : families_)
+    if (!family.attention.empty())
+      types.insert(types.end(), family.model_types.begin(), family.model_types.end());
+  std::sort(types.begin(), types.end());
+  return types;
+}
+
 Result<uint64_t> Engine::padded_vocabulary(uint64_t rows, uint32_t tp) const {
-  const uint64_t multiple = vocabulary_multiple_;
-  const uint64_t padded = rows / multiple * multiple + (rows % multiple != 0 ? multiple : 0);
+  const auto padded_to = [rows](uint64_t multiple) {
+    return rows / multiple * multiple + (rows % multiple != 0 ? multiple : 0);
+  };
+  uint64_t padded = padded_to(vocabulary_multiple_);
+  if (padded % tp != 0 && vocabulary_times_tp_) padded = padded_to(vocabulary_multiple_ * tp);
   if (padded % tp != 0)
     return invalid_argument("{} pads a vocabulary of {} to {}, which tp = {} does not divide",
                             name_, rows, padded, tp);
@@ -253,8 +299,8 @@ std::vector<uint32_t> Engine::stages(uint32_t layers, uint32_t pp) const {
 }
 
 std::string Engine::file_name(uint32_t tp, uint32_t pp, uint32_t stages) const {
-  return fmt::format(fmt::runtime(stages > 1 ? file_of_stage_ : file_), fmt::arg("tp", tp),
-                     fmt::arg("pp", pp));
+  return fmt::format(fmt::runtime(stages > 1 && has_stage_files() ? file_of_stage_ : file_),
+                     fmt::arg("tp", tp), fmt::arg("pp", pp));
 }
 
 }  // namespace ptc

@@ -57,6 +57,16 @@ class Engine {
     /// Of a model whose head is its embedding: that array has the head's name where the head is.
     /// Neither or both.
     std::optional<NameTail> tied_embedding, tied_head;
+    enum class Tied { kServed, kInOneStage, kNever };
+    Tied tied = Tied::kServed;  // whether the engine serves such a model
+    /// What each group of data-parallel attention has for itself; empty: the engine has no such
+    /// attention for these models.
+    std::vector<NameTail> attention;
+  };
+  /// How its sizes make up the workers of a stage.
+  enum class Sizes {
+    kBesideTp,  // dp times tp; all of them share the experts, or tp does
+    kWithinTp,  // tp, of which dp are groups for attention, and ep ranks have their own experts
   };
   /// Layers that are left over when all stages have as many.
   enum class Rest {
@@ -76,6 +86,18 @@ class Engine {
   /// nullptr: its names for such models are not known here.
   const Family* family(std::string_view model_type) const;
   std::vector<std::string> model_types() const;
+  /// Of those that it serves with data-parallel attention.
+  std::vector<std::string> attention_types() const;
+
+  Sizes sizes() const { return sizes_; }
+  /// Of kWithinTp: neighbouring workers have the same experts, each a part of them; else those that
+  /// are `ep` apart.
+  bool experts_of_neighbours() const { return experts_of_neighbours_; }
+  /// Whether files of all stages can lie in one directory.
+  bool has_stage_files() const { return !file_of_stage_.empty(); }
+  /// Beside those of families, in models of FP8 with scales of blocks; nullptr: it is not known
+  /// what the engine keeps of such.
+  const std::vector<Constant>* fp8_blocks() const { return fp8_blocks_ ? &*fp8_blocks_ : nullptr; }
 
   /// A vocabulary's rows when it is cut among `tp` workers; kInvalidArgument: it cannot be.
   Result<uint64_t> padded_vocabulary(uint64_t rows, uint32_t tp) const;
@@ -86,7 +108,11 @@ class Engine {
  private:
   friend class EngineParser;
   std::string name_, version_;
+  Sizes sizes_ = Sizes::kBesideTp;
+  bool experts_of_neighbours_ = true;
+  std::optional<std::vector<Constant>> fp8_blocks_;
   uint64_t vocabulary_multiple_ = 1;
+  bool vocabulary_times_tp_ = false;  // where tp does not divide a multiple of it
   Rest rest_ = Rest::kBeforeLast;
   std::string file_, file_of_stage_;  // with {tp} and {pp}
   std::vector<Family> families_;

@@ -17,30 +17,50 @@
 
 namespace ptc {
 
+/// A part of a worker, as a state of a layout has it.
+struct ServedState {
+  LayoutSpec spec;
+  StateCoords state;
+};
+
 /// An engine and the sizes that it is started with. Workers are numbered tensor-parallel rank
-/// fastest, then stage, then data-parallel rank.
+/// fastest, then stage, then data-parallel rank where that is beside tp.
 struct ServedLayout {
   const Engine* engine = nullptr;
   uint32_t tp = 1, pp = 1;
-  /// Data-parallel ranks, each with an attention of its own and all with a share of the experts.
+  /// Data-parallel ranks, each with an attention of its own: beside tp, or groups of tp's workers
+  /// (Engine::Sizes).
   uint32_t dp = 1;
-  bool expert_parallel = false;  // experts are whole, each on one of tp·dp workers
+  uint32_t ep = 1;  // ranks that have their own experts; beside tp: 1, or all workers of a stage
 
-  /// "vllm-tp8-pp2-dp4-ep": what is behind tp only where it is not the default.
+  /// "vllm-tp8-pp2-dp4-ep", "sglang-tp8-pp2-dp4-ep8": what is behind tp only where it is not the
+  /// default.
   std::string name() const;
-  /// nullopt: no such name. Only as name() has it, so that one layout has one path.
+  /// Whether it begins with an engine's name and "-", as no other layout's does.
+  static bool is_name(std::string_view name);
+  /// kInvalidArgument says what is wrong with the name, or which sizes do not go together. Only as
+  /// name() has it, so that one layout has one path.
+  static Result<ServedLayout> parse(std::string_view name);
+  /// The same without the reason.
   static std::optional<ServedLayout> from_name(std::string_view name);
 
-  uint32_t workers() const { return tp * pp * dp; }
+  bool dp_within_tp() const { return engine->sizes() == Engine::Sizes::kWithinTp; }
+  uint32_t workers() const { return tp * pp * (dp_within_tp() ? 1 : dp); }
   /// Whether the engine loads the files of all workers from one directory.
-  bool in_one_directory() const { return dp == 1; }
+  bool in_one_directory() const {
+    return dp_within_tp() ? pp == 1 || engine->has_stage_files() : dp == 1;
+  }
   std::string file_name(uint32_t worker) const;
 
   LayoutSpec spec(uint32_t layers) const;
   StateCoords state(uint32_t worker) const;
-  /// The same with vocabularies padded as the engine pads them. kInvalidArgument: it cannot be cut
-  /// so.
-  Result<Model> padded(const Model& model) const;
+  /// What a worker has as one of its group of data-parallel attention; the same as above where no
+  /// group is smaller than tp.
+  ServedState attention(uint32_t layers, uint32_t worker) const;
+  uint32_t attention_tp() const { return dp_within_tp() ? tp / dp : tp; }
+  /// The same with vocabularies padded as the engine pads them that `ranks` workers share.
+  /// kInvalidArgument: it cannot be cut so.
+  Result<Model> padded(const Model& model, uint32_t ranks) const;
 };
 
 /// A parameter, and its name without what it was wrapped in.
@@ -58,11 +78,21 @@ struct ServedArray {
   std::optional<float> constant;
 };
 
-/// All that a worker keeps, by name. `model` is padded(). kInvalidArgument: a tensor without which
-/// an array is not whole, or arrays that do not fit each other, by name.
-Result<std::vector<ServedArray>> served_arrays(const ServedLayout& layout,
-                                               const Engine::Family& family, const Model& model,
-                                               std::span<const NamedTensor> tensors,
-                                               uint32_t worker);
+/// A model as an engine's workers cut it; immutable.
+struct ServedModel {
+  ServedLayout layout;
+  Engine::Family family;  // with what the engine adds for quantised weights
+  Model model;            // padded() for tp
+  Model attention;        // padded() for attention_tp()
+  std::vector<NamedTensor> tensors;
+
+  /// kInvalidArgument: the engine has no place for such a model, or it cannot be cut so.
+  static Result<ServedModel> make(const ServedLayout& layout, Engine::Family family,
+                                  const Model& model, std::vector<NamedTensor> tensors);
+};
+
+/// All that a worker keeps, by name. kInvalidArgument: a tensor without which an array is not
+/// whole, or arrays that do not fit each other, by name.
+Result<std::vector<ServedArray>> served_arrays(const ServedModel& model, uint32_t worker);
 
 }  // namespace ptc

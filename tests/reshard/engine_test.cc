@@ -62,6 +62,19 @@ TEST(Engine, VocabularyAndStages) {
     }
 }
 
+TEST(Engine, SglangPadsAVocabularyFurtherWhereTpDoesNotDivideIt) {
+  const Engine& engine = *Engine::find("sglang");
+  EXPECT_EQ(engine.padded_vocabulary(50'257, 8).value(), 50'304u);
+  EXPECT_EQ(engine.padded_vocabulary(50'257, 6).value(), 50'304u);
+  EXPECT_EQ(engine.padded_vocabulary(50'257, 5).value(), 50'560u);
+  EXPECT_THAT(engine.stages(7, 2), ElementsAre(3, 4));
+  EXPECT_THAT(engine.stages(9, 4), ElementsAre(2, 2, 2, 3));
+  EXPECT_EQ(engine.file_name(3, 1, 2), "model-rank-3-part-0.safetensors");
+  EXPECT_NE(engine.fp8_blocks(), nullptr);
+  EXPECT_EQ(Engine::find("vllm")->fp8_blocks(), nullptr);
+  EXPECT_THAT(engine.attention_types(), ElementsAre("qwen2_moe", "qwen3", "qwen3_moe"));
+}
+
 TEST(Engine, TablesThatAreWrong) {
   const std::string begin =
       R"({"format": "ptc-engine/1", "engine": "e", "file": "f", "file_of_stage": "g",
@@ -71,7 +84,10 @@ TEST(Engine, TablesThatAreWrong) {
        {R"(, "what": 1})", R"(, "joins": 1})", R"(, "joins": [{"to": "a"}]})",
         R"(, "joins": [{"to": "a", "of": ["b.{expert}", "c"]}]})", R"(, "unused": [1]})",
         R"(, "constants": [{"to": "a", "beside": "b"}]})", R"(, "families": [[]]})",
-        R"(, "tied": {"head": "a"}})", R"(, "vocabulary_multiple": -1})"})
+        R"(, "tied": {"head": "a"}})", R"(, "vocabulary_multiple": -1})", R"(, "sizes": "beside"})",
+        R"(, "experts_of_neighbours": 1})", R"(, "fp8_blocks": []})",
+        R"(, "fp8_blocks": {"joins": []}})", R"(, "families": [{"tied": "always"}]})",
+        R"(, "families": [{"attention": ["a..b"]}]})", R"(, "vocabulary_times_tp": "yes"})"})
     EXPECT_TRUE(Engine::parse(begin + more).has_error()) << more;
   for (const char* text : {"", "[]", "{}", R"({"format": "ptc-engine/2"})"})
     EXPECT_TRUE(Engine::parse(text).has_error()) << text;
@@ -79,15 +95,33 @@ TEST(Engine, TablesThatAreWrong) {
 
 TEST(ServedLayout, OneLayoutHasOneName) {
   for (const char* name : {"vllm-tp1", "vllm-tp8", "vllm-tp2-pp3", "vllm-tp8-ep", "vllm-tp1-dp8-ep",
-                           "vllm-tp4-pp2-dp2-ep"}) {
+                           "vllm-tp4-pp2-dp2-ep", "sglang-tp1", "sglang-tp8-pp2-dp4-ep8",
+                           "sglang-tp8-dp8", "sglang-tp6-ep3"}) {
     const auto layout = ServedLayout::from_name(name);
     ASSERT_TRUE(layout) << name;
     EXPECT_EQ(layout->name(), name);
   }
-  for (const char* name :
-       {"", "vllm", "vllm-", "vllm-tp", "vllm-tp0", "vllm-tp01", "vllm-tp1-pp1", "vllm-tp1-dp2",
-        "vllm-tp1-ep", "vllm-tp8-ep-pp2", "vllm-tp8-", "vllmx-tp8", "tp1-pp1-dp1",
-        "vllm-tp1048576-pp2", "vllm-tp99999999999999999999"})
+  for (const char* name : {"",
+                           "vllm",
+                           "vllm-",
+                           "vllm-tp",
+                           "vllm-tp0",
+                           "vllm-tp01",
+                           "vllm-tp1-pp1",
+                           "vllm-tp1-dp2",
+                           "vllm-tp1-ep",
+                           "vllm-tp8-ep-pp2",
+                           "vllm-tp8-",
+                           "vllmx-tp8",
+                           "tp1-pp1-dp1",
+                           "vllm-tp1048576-pp2",
+                           "vllm-tp99999999999999999999",
+                           "sglang-tp8-ep",
+                           "sglang-tp8-ep3",
+                           "sglang-tp8-dp16",
+                           "sglang-tp8-ep1",
+                           "sglang-tp8-ep8-dp8",
+                           "sglang-tp8x"})
     EXPECT_FALSE(ServedLayout::from_name(name)) << name;
 }
 
@@ -103,6 +137,40 @@ TEST(ServedLayout, WorkersAreStates) {
   EXPECT_EQ(state.pp, 1u);
   EXPECT_EQ(state.ep, 3u);
   EXPECT_FALSE(layout.in_one_directory());
+}
+
+TEST(ServedLayout, GroupsOfAttentionAndOfExpertsShareTp) {
+  const ServedLayout layout = *ServedLayout::from_name("sglang-tp8-pp2-dp2-ep4");
+  ASSERT_EQ(layout.workers(), 16u);
+  EXPECT_EQ(layout.attention_tp(), 4u);
+  EXPECT_FALSE(layout.in_one_directory());
+  const LayoutSpec spec = layout.spec(7);
+  EXPECT_EQ(spec.sizes.tp, 8u);
+  EXPECT_EQ(spec.sizes.ep, 4u);
+  EXPECT_EQ(spec.sizes.expert_tp(), 2u);
+  const StateCoords state = layout.state(13);  // stage 1, rank 5
+  EXPECT_EQ(state.tp, 5u);
+  EXPECT_EQ(state.pp, 1u);
+  EXPECT_EQ(state.ep, 2u);
+  EXPECT_EQ(state.etp, 1u);
+  const ServedState group = layout.attention(7, 13);
+  EXPECT_EQ(group.spec.sizes.tp, 4u);
+  EXPECT_EQ(group.spec.sizes.ep, 1u);
+  EXPECT_EQ(group.state.tp, 1u);
+  EXPECT_EQ(group.state.pp, 1u);
+}
+
+TEST(ServedLayout, WhyThereIsNoSuchName) {
+  for (const auto& [name, why] : {
+           std::pair("nollm-tp2", "does not begin with the name of an engine"),
+           std::pair("sglang-tp6-dp4", "are no 4 groups of as many; dp = 1, 2, 3, 6 would do"),
+           std::pair("vllm-tp2-dp2", "-dp only with -ep"),
+           std::pair("vllm-tp2-pp1", "is vllm-tp2, since a size of 1 is left out"),
+       })
+    EXPECT_THAT(ServedLayout::parse(name).error().message(), HasSubstr(why)) << name;
+  EXPECT_TRUE(ServedLayout::is_name("sglang-"));
+  EXPECT_FALSE(ServedLayout::is_name("sglang"));
+  EXPECT_FALSE(ServedLayout::is_name("tp1-pp1-dp1"));
 }
 
 }  // namespace
