@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "reshard/ptc/parallel_config.h"
+#include "reshard/serve/served_layout.h"
 #include "store/base/file.h"
 #include "store/base/shell_word.h"
 #include "store/base/size_text.h"
@@ -47,10 +48,11 @@ bool is_tensor_tree(const std::string& path) {
 
 /// Why the checkpoint has no directory of this layout.
 Error why_no_layout(const Target& target, const std::string& name) {
-  if (name.starts_with("vllm-"))
-    return make_error(Code::kNotFound,
-                      "{} cannot be laid out as {}: ptcfs-layout(5) says which models can",
-                      target.name(), name);
+  if (ServedLayout::is_name(name)) {
+    const auto served = ServedLayout::parse(name);
+    return make_error(Code::kNotFound, "{} cannot be laid out as {}: {}", target.name(), name,
+                      served ? "it is not there" : served.error().message());
+  }
   auto layout = layout_named(name);
   if (!layout) return std::move(layout).error();
   const auto report = ask(target.mount, {{"do", "rules"},
@@ -211,7 +213,8 @@ void add_export(CLI::App& app, Context& context) {
   auto* model = command->add_flag("--model", options->model, "every tensor as one .npy");
   auto* layout = command
                      ->add_option("--layout", options->layout,
-                                  "as the ranks' files of this layout, or 'current'")
+                                  "as the ranks' files of this layout, of 'current', or of an "
+                                  "inference engine: vllm-tp8, sglang-tp8")
                      ->type_name("LAYOUT");
   command->add_option("--rank", options->rank, "of that layout this rank only")
       ->type_name("R")

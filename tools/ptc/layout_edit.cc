@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "reshard/ptc/layout.h"
+#include "reshard/serve/served_layout.h"
 #include "store/base/file.h"
 #include "tools/cli/numbers.h"
 #include "tools/ptc/fields.h"
@@ -258,6 +259,14 @@ Result<std::string> name_meant(std::string_view text) {
 /// It is no name (`what`: what it might have been); where parts of one are meant, it says the name
 /// that has them.
 Error no_layout(const std::string& text, std::string_view what) {
+  if (ServedLayout::is_name(text)) {
+    const auto served = ServedLayout::parse(text);
+    if (!served) return served.error();
+    return make_error(Code::kNotFound,
+                      "{} is what the workers of {} load, and no layout of a job's: "
+                      "layouts/{}/ of a checkpoint has it, or says in LEFT_OUT.txt why not",
+                      text, served.value().engine->name(), text);
+  }
   const auto meant = name_meant(text);
   if (!meant) {
     auto named = layout_of_name(text);

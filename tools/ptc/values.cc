@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "reshard/serve/served_layout.h"
 #include "tools/planner/profile/input.h"
 #include "tools/planner/profile/profile.h"
 #include "tools/ptc/fields.h"
@@ -52,6 +53,15 @@ std::vector<std::string> layouts(const std::string& mount_option,
   return {found.begin(), found.end()};
 }
 
+/// What the workers of inference engines load: any number would do.
+std::vector<std::string> served_layouts() {
+  std::vector<std::string> found;
+  for (const Engine& engine : Engine::all())
+    for (const uint32_t tp : {1, 2, 4, 8})
+      found.push_back(ServedLayout{.engine = &engine, .tp = tp}.name());
+  return found;
+}
+
 /// Of the profile that was named.
 std::vector<std::string> models(const std::vector<std::string>& before) {
   if (before.empty() || !planner::has_a_place(before.front())) return {};
@@ -73,7 +83,12 @@ Values values_in_mount(const std::string& type, const Typed& typed) {
   if (type == "MODEL") return {models(typed.positionals), kNothing};
   if (type == "FILE") return {{}, kFiles};
   if (type == "DIR" || type == "DEST") return {{}, kDirectories};
-  if (type == "LAYOUT") return {layouts(mount_option, typed.positionals), kNothing};
+  if (type == "LAYOUT") {
+    std::vector<std::string> found = layouts(mount_option, typed.positionals);
+    const std::vector<std::string> served = served_layouts();
+    found.insert(found.end(), served.begin(), served.end());
+    return {std::move(found), kNothing};
+  }
   if (type == "LAYOUT or FILE") return {layouts(mount_option, typed.positionals), kFiles};
   if (type != "NODE" && !type.starts_with("JOB")) return {};
   auto mount = find_mount(mount_option);
