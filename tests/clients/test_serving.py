@@ -72,8 +72,9 @@ class Model:
 
     def write(self, directory):
         kinds = {numpy.uint16: "BF16", numpy.uint8: "F8_E4M3", numpy.float32: "F32"}
-        models.write_safetensors(directory + "/model.safetensors", [models.Tensor(name, kinds[value.dtype.type], value.shape, value.tobytes())
-                                                                    for name, value in self.arrays.items()])
+        models.write_safetensors(directory + "/model.safetensors",
+                                 [models.Tensor(name, kinds[value.dtype.type], value.shape, value.tobytes())
+                                  for name, value in self.arrays.items()])
         models.write_file(directory + "/config.json", json.dumps(self.config()))
         models.write_file(directory + "/tokenizer.json", "{}")
 
@@ -168,7 +169,8 @@ class Sglang(Model):
             if self.experts:
                 self.experts_of(kept, at + EXPERTS[self.kind][0] + ".", rank // (tp // ep), ep, rank % (tp // ep), tp // ep)
             else:
-                self.joined(kept, at + "mlp.gate_up_proj", (at + "mlp.gate_proj", at + "mlp.up_proj"), lambda array: even(array, 0, rank, tp))
+                self.joined(kept, at + "mlp.gate_up_proj", (at + "mlp.gate_proj", at + "mlp.up_proj"),
+                            lambda array: even(array, 0, rank, tp))
                 self.joined(kept, at + "mlp.down_proj", (at + "mlp.down_proj",), lambda array: even(array, 1, rank, tp))
         return kept
 
@@ -218,18 +220,17 @@ class InBlocks(Sglang):
             if not name.startswith("model.layers.0.") and "layers" in name:
                 continue
             if projection not in rows:
-                shape = {"embed_tokens": (self.vocabulary, self.hidden), "lm_head": (self.vocabulary, self.hidden), "gate": (experts, self.hidden),
-                         "q_norm": (self.dim,), "k_norm": (self.dim,)}.get(projection, (self.hidden,))
+                shape = {"embed_tokens": (self.vocabulary, self.hidden), "lm_head": (self.vocabulary, self.hidden),
+                         "gate": (experts, self.hidden), "q_norm": (self.dim,), "k_norm": (self.dim,)}.get(projection, (self.hidden,))
                 self.arrays[name] = numbers.integers(1, 1 << 16, shape, numpy.uint16)
                 continue
-            columns = {self.hidden: self.hidden, "o_proj": self.heads * self.dim}.get(projection, self.hidden)
-            if projection in ("down_proj", "w2"):
-                columns = self.ffn
+            columns = {"o_proj": self.heads * self.dim, "down_proj": self.ffn, "w2": self.ffn}.get(projection, self.hidden)
             self.arrays[name] = numbers.integers(1, 100, (rows[projection], columns), numpy.uint8)
             self.arrays[name + "_scale_inv"] = numbers.random((rows[projection] // BLOCK, columns // BLOCK), numpy.float32)
 
     def config(self):
-        return {**super().config(), "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}}
+        said = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+        return {**super().config(), "quantization_config": said}
 
 
 class Serving(mount.TestCase):
@@ -329,7 +330,8 @@ class Serving(mount.TestCase):
         self.check_sglang(self.job_of("thirds", model), model, 3)
 
     def test_sglang_keeps_fp8_in_blocks(self):
-        for model, sizes in ((InBlocks("llama"), ({"tp": 1}, {"tp": 2})), (InBlocks("qwen3_moe", 4), ({"tp": 2}, {"tp": 4, "ep": 2, "dp": 2}))):
+        for model, sizes in ((InBlocks("llama"), ({"tp": 1}, {"tp": 2})),
+                             (InBlocks("qwen3_moe", 4), ({"tp": 2}, {"tp": 4, "ep": 2, "dp": 2}))):
             job = self.job_of("blocks-" + model.kind.replace("_", "-"), model)
             for each in sizes:
                 self.check_sglang(job, model, **each)
@@ -359,7 +361,7 @@ class Serving(mount.TestCase):
         job = mount.Job(self.mount, "dense")
         for layout, reason in (("sglang-tp6-dp4", "the 6 workers of a stage of sglang are no 4 groups of as many; dp = 1, 2, 3, 6 would do"),
                                ("sglang-tp4-ep3", "no 3 groups of as many; ep = 1, 2, 4 would do"),
-                               ("sglang-tp2-ep", "is no name of a layout of sglang: that is sglang-tp<N>, behind which -pp<N>, -dp<N> and -ep<N> may"),
+                               ("sglang-tp2-ep", "no name of a layout of sglang: that is sglang-tp<N>, behind which -pp<N>, -dp<N> and -ep<N>"),
                                ("sglang-tp2-ep2-dp2", "in this order"), ("sglang-tp0", "in this order"), ("sglang-", "in this order"),
                                ("sglang-tp2-pp1", "is sglang-tp2, since a size of 1 is left out"),
                                ("sglang-tp1048576-pp2", "more than 1048576 workers"),
