@@ -261,7 +261,7 @@ class Completion(mount.TestCase):
         self.assertEqual(self.bash("ptc", "drain", ""), [node["name"] for node in nodes])
         self.assertEqual(self.bash("ptc", "rm", "comp"), ["completed", "completed/base"])
         self.assertEqual(self.bash("ptc", "export", "completed", "out", "--layout", ""),
-                         ["tp2-pp1-dp1"])
+                         ["tp2-pp1-dp1", *(f"{engine}-tp{tp}" for engine in ("sglang", "vllm") for tp in (1, 2, 4, 8))])
         self.assertEqual(self.bash("ptc", "export", "completed", "out", "--layout", "=", "tp2"),
                          ["tp2-pp1-dp1"])
         self.assertEqual(self.bash("ptc", "layout", "completed", "set", "--naming", ""),
