@@ -313,7 +313,7 @@ TEST(RuleSet, AJobsRulesExtendAFamily) {
     EXPECT_EQ(std::get<std::string>(*overridden->rule->cut->parts[0].heads), "groups");
     EXPECT_TRUE(set->find("my.value_head.weight").has_value());
     EXPECT_TRUE(set->find("my.layers.3.self_attn.k_proj.weight").has_value());
-    EXPECT_FALSE(set->find("model.layers.3.self_attn.k_proj.weight").has_value());
+    EXPECT_FALSE(set->find("language_model.layers.3.self_attn.k_proj.weight").has_value());
     EXPECT_EQ(set->facts("").value().numbers.at("kv_heads"), 8u);
   }
   EXPECT_EQ(rules->text().find("extends"), std::string::npos);
