@@ -1,8 +1,10 @@
 """tools/python: what becomes of saves that something comes between, on a real mount."""
 import os
 import signal
+import statistics
 import subprocess
 import sys
+import time
 import unittest
 
 import mount
@@ -35,6 +37,35 @@ dist.init_process_group("gloo", init_method="file://" + meet + ".again", rank=ra
 job.save({"w": torch.ones(2)}, "a")
 """, job.path)
         self.assertEqual(job.checkpoints(), ["a"])
+
+    def test_training_waits_for_no_more_than_the_copy(self):
+        """Steps that change the parameters go on as soon as a save is copied, and each checkpoint has those of its own step. How
+        long they waited is told as so many copies of as many bytes into fresh memory, made in between; nothing is required of it."""
+        job = ptc.Job.create(self.mount.path + "/training")
+        model = {f"layers.{number}.w": torch.full((2 << 20,), float(number)) for number in range(4)}  # 32 MiB
+        blocked, copies, futures = [], [], []
+        for step in range(1, 7):
+            for tensor in model.values():
+                tensor.add_(1)
+            begun = time.monotonic()
+            copy = [torch.empty_like(tensor).copy_(tensor) for tensor in model.values()]
+            copies.append(time.monotonic() - begun)
+            del copy
+            if step % 2:
+                continue
+            begun = time.monotonic()
+            futures.append(job.save({"model": model, "step": step}, f"step{step}", wait=False))
+            blocked.append(time.monotonic() - begun)
+        begun = time.monotonic()
+        for future in futures:
+            future.result(120)
+        print(f"blocked for {statistics.median(blocked) / statistics.median(copies):.2f} copies of 32 MiB (a copy: "
+              f"{statistics.median(copies) * 1e3:.1f} ms); {(time.monotonic() - begun) * 1e3:.0f} ms behind the last")
+        for step in (2, 4, 6):
+            saved = ptc.load(job.file("checkpoints", f"step{step}"))
+            self.assertEqual(saved["step"], step)
+            for number in range(4):
+                self.assertTrue(torch.equal(saved["model"][f"layers.{number}.w"], torch.full((2 << 20,), float(number + step))), (step, number))
 
     def test_a_rank_that_has_ended(self):
         job = ptc.Job.create(self.mount.path + "/ended", dp=2)
