@@ -53,7 +53,7 @@ struct Found {
   std::vector<uint32_t> same_as;
   TorchNaming naming;
   std::optional<MegatronFile> megatron;
-  bool of_megatron_stage = false;      // as FileTensors has it
+  bool of_megatron_stage = false;  // as FileTensors has it
   std::string config;  // facts of its model that are said beside it, as a config.json; empty: none
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;

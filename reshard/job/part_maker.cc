@@ -224,8 +224,8 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
     };
     PlanRelays relays(uses_.arrivals, uses_.peers, name_among_relays(plan_name, stored), change);
     PTC_TRY(written, fetch_images(*uses_.place.services.images, *uses_.place.services.executor,
-                                  targets, {sources, other_holder, &relays, self}, {facts, change.cuts},
-                                  ledger, bytes_done, stop));
+                                  targets, {sources, other_holder, &relays, self},
+                                  {facts, change.cuts}, ledger, bytes_done, stop));
   }
   PlanPart part;
   part.plan = plan_name.digest;
@@ -246,8 +246,8 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
     ChecksumLedger none;
     auto copied =
         fetch_images(*uses_.place.services.images, *uses_.place.services.executor, {target},
-                     {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr, self}, facts, none,
-                     bytes_done, stop);
+                     {sources, [](uint32_t, uint32_t) { return nullptr; }, nullptr, self}, facts,
+                     none, bytes_done, stop);
     if (copied.has_error()) {
       take_back();
       return std::move(copied).error();
