@@ -349,6 +349,16 @@ void CheckpointFiles::remove_images_not_in(const StoredState& these,
   if (place_.listener != nullptr) place_.listener->images_removed(place_.name);
 }
 
+void CheckpointFiles::remove_undecided(const std::string& id,
+                                       const std::string& stored_file) const {
+  const JobKnowledge::Snapshot now = knowledge_.now();
+  if (const CheckpointRecord* known = now->find_id(id);
+      known != nullptr && known->stored == stored_file)
+    return;
+  for (const std::string& file : {stored_file, plan_file_of(stored_file)})
+    if (!file.empty()) unlink(fmt::format("{}/{}", place_.checkpoint_dir(id), file).c_str());
+}
+
 /// Left by a flip that was cut off on either side of its transaction, or replaced. As long as there
 /// is no room here for the file that says what is so now, the images that are here are known by
 /// those before it. What is of a later generation may be about to be decided on.

@@ -76,6 +76,9 @@ class CheckpointFiles {
 
   /// Of `these` images those on this node go that `those` do not name.
   void remove_images_not_in(const StoredState& these, const StoredState& those) const;
+  /// A file that said where its bytes would lie, and its plan, of a decision that did not come:
+  /// unless it is known here by now that it did.
+  void remove_undecided(const std::string& id, const std::string& stored_file) const;
   /// Files that said where its bytes lay before `stored_file`.
   Result<> remove_stale(const std::string& id, const std::string& stored_file) const;
   /// Of a checkpoint that was not known before: files and images here that a later decision

@@ -1,5 +1,6 @@
 #include "reshard/job/decisions.h"
 
+#include <fcntl.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -21,9 +22,17 @@ Result<Decisions::NewStored> Decisions::write_stored(const CheckpointRecord& rec
                     directory = place_.checkpoint_dir(record.id) + "/";
   const std::string text = next.stored->to_text();
   next.facts = FileFacts::of(text);
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + next.file, text));
-  PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
-  PTC_TRY(files_.give(record.id, {next.file, plan_file}, *next.stored));
+  auto write = [&]() -> Result<> {
+    PTC_TRY(write_file_atomically(AT_FDCWD, directory + next.file, text));
+    PTC_TRY(write_file_atomically(AT_FDCWD, directory + plan_file, plan.to_text()));
+    return files_.give(record.id, {next.file, plan_file}, *next.stored);
+  };
+  if (Result<> written = write(); written.has_error()) {
+    // Nothing will name them, and the same may be tried again each second.
+    for (const std::string& file : {next.file, plan_file})
+      (void)remove_tree(AT_FDCWD, directory + file);
+    return std::move(written).error();
+  }
   return next;
 }
 

@@ -35,7 +35,7 @@ class Decisions {
     FileFacts facts = {};  // of the file
   };
   /// Of `record`, before the decision and without the mutex: all nodes have it, and the plan beside
-  /// it, when this returns. Nothing names it yet.
+  /// it, when this returns. Nothing names it yet. On an error neither is here.
   Result<NewStored> write_stored(const CheckpointRecord& record,
                                  std::shared_ptr<const StoredState> moved,
                                  const PlanTexts& plan) const;

@@ -111,6 +111,10 @@ Result<std::string> Job::Impl::answer(PeerMethod method, std::string_view reques
         return invalid_argument("the request has no epoch");
       PTC_TRY(sync_about(id));  // an earlier leader's decision may name what is here
       shelf.drop(id, epoch->as_int64());
+      if (object.contains("stored")) {
+        PTC_TRY(auto stored_file, name_of(object, "stored"));
+        if (stored_file.starts_with("stored-")) files.remove_undecided(id, stored_file);
+      }
       return std::string();
     }
     case PeerHandler::kRemoved: {

@@ -7,7 +7,8 @@
 //            which have them, and there are no contents. Of a commit also "from", "fence":
 //            taken_dirs.h
 //   part     a WantedState of a checkpoint → PlanPart: make this node's images of the plan
-//   drop     {"id", "epoch"}: the plan will not be carried out: its images go
+//   drop     {"id", "epoch", "stored"?}: the plan will not be carried out: its images go, and the
+//            file that would have said where they lie
 //   arrived  {"id", "plan", "target", "window"} → the image that has it by now: plan_relays.h
 //   examine  {"id", "stored", "paced", "images"?} → what this node's images, or these of them,
 //            really contain: checkpoint/examine.h

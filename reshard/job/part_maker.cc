@@ -403,11 +403,15 @@ Result<std::vector<StoredImage>> PartMaker::compose(const Checkpoint& checkpoint
 }
 
 /// What was made for a decision that did not come: here, and on the other nodes.
-void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made,
-                        int64_t epoch) const {
+void PartMaker::give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch,
+                        const std::string& stored_file) const {
   uses_.files.remove_images_not_in(made, *record.checkpoint->stored());
-  const std::string request = json::serialize(json::object{{"id", record.id}, {"epoch", epoch}});
-  (void)uses_.peers.ask_all(uses_.peers.others(), PeerMethod::kDrop, request);
+  json::object request{{"id", record.id}, {"epoch", epoch}};
+  if (!stored_file.empty()) {
+    uses_.files.remove_undecided(record.id, stored_file);
+    request["stored"] = stored_file;
+  }
+  (void)uses_.peers.ask_all(uses_.peers.others(), PeerMethod::kDrop, json::serialize(request));
 }
 
 }  // namespace ptc

@@ -66,7 +66,9 @@ class PartMaker {
   /// There will be no decision: what was made goes, here and on the other nodes. `epoch`: of the
   /// leader that asked for it.
   void give_up(const CheckpointRecord& record, const NodeParts& parts, int64_t epoch) const;
-  void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch) const;
+  /// `stored_file`: what would have said so, if it was written (Decisions::NewStored).
+  void give_up(const CheckpointRecord& record, const StoredState& made, int64_t epoch,
+               const std::string& stored_file = "") const;
 
   /// Answers "part".
   Result<PlanPart> make_for(std::string_view request) const;

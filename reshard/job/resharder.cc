@@ -168,22 +168,24 @@ Result<> Resharder::settle_newest(Attempt& attempt) {
     attempt.activity.reset();
     return ok();
   }
-  Result<bool> flipped = flip(attempt, record, moved, fences);
+  std::string stored_file;
+  Result<bool> flipped = flip(attempt, record, moved, fences, stored_file);
   // Superseded at the last moment, or not written down: what was made for it goes.
   if (moved != nullptr && flipped.has_error())
-    undo_unless_decided(flipped.error(), record, moved, attempt.epoch());
+    undo_unless_decided(flipped.error(), record, moved, attempt.epoch(), stored_file);
   else if (moved != nullptr && !flipped.value())
-    uses_.maker.give_up(record, *moved, attempt.epoch());
+    uses_.maker.give_up(record, *moved, attempt.epoch(), stored_file);
   if (flipped.has_error()) return std::move(flipped).error();
   if (moved != nullptr && !flipped.value()) return Error(Code::kCancelled, "a newer edit came");
   return ok();
 }
 
 void Resharder::undo_unless_decided(const Error& error, const CheckpointRecord& record,
-                                    std::shared_ptr<const StoredState> made, int64_t epoch) {
-  if (error.code() != Code::kInDoubt) return uses_.maker.give_up(record, *made, epoch);
-  uses_.doubts.add([this, record, made, epoch] {
-    uses_.maker.give_up(record, *made, epoch);
+                                    std::shared_ptr<const StoredState> made, int64_t epoch,
+                                    const std::string& stored_file) {
+  if (error.code() != Code::kInDoubt) return uses_.maker.give_up(record, *made, epoch, stored_file);
+  uses_.doubts.add([this, record, made, epoch, stored_file] {
+    uses_.maker.give_up(record, *made, epoch, stored_file);
   });  // but for what is named by then
   uses_.settle_doubts();
 }
@@ -261,7 +263,8 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
 }
 
 Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& planned,
-                             std::shared_ptr<const StoredState> moved, const Fences& fences) {
+                             std::shared_ptr<const StoredState> moved, const Fences& fences,
+                             std::string& stored_file) {
   const CheckpointRef& checkpoint = attempt.newest;
   const auto still_holds = [&](const KnownJob& known) {
     const CheckpointRecord* newest = known.latest();
@@ -278,6 +281,7 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
     if (!still_holds(*known)) return false;
     plan = known->running_plan;
     written = uses_.decisions.write_stored(*known->latest(), moved, *plan);
+    if (written->has_value()) stored_file = written->value().file;
   }
   MutexLock change(uses_.decisions.mutex());
   CheckpointRecord record;
@@ -351,9 +355,11 @@ Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
   if (moved == nullptr) return ok();
 
   const std::string name = record.checkpoint->name();
+  std::string stored_file;
   auto decide = [&]() -> Result<std::shared_ptr<const StoredState>> {
     const KnownJob::PlanRef plan = uses_.knowledge.now()->running_plan;
     Result<Decisions::NewStored> written = uses_.decisions.write_stored(record, moved, *plan);
+    if (written.has_value()) stored_file = written.value().file;
     MutexLock change(uses_.decisions.mutex());
     {
       const JobKnowledge::Snapshot now = uses_.knowledge.now();
@@ -374,7 +380,7 @@ Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
   };
   Result<std::shared_ptr<const StoredState>> before = decide();
   if (before.has_error()) {
-    undo_unless_decided(before.error(), record, moved, attempt.epoch());
+    undo_unless_decided(before.error(), record, moved, attempt.epoch(), stored_file);
     return std::move(before).error();
   }
   if (uses_.place.listener != nullptr)

@@ -95,11 +95,12 @@ class Resharder {
                                    Attempt& attempt, Fences& fences);
   /// False: a newer edit or checkpoint came.
   /// `planned`: what `moved` was made of. False: that, or what is wanted, is another one by now.
+  /// `stored_file`: gets the name of what was written for the decision.
   Result<bool> flip(const Attempt& attempt, const CheckpointRecord& planned, StoredRef moved,
-                    const Fences& fences);
+                    const Fences& fences, std::string& stored_file);
   /// After a decision that failed: at once, or when it is known that it was not made after all.
   void undo_unless_decided(const Error& error, const CheckpointRecord& record, StoredRef made,
-                           int64_t epoch);
+                           int64_t epoch, const std::string& stored_file);
   /// Of those that are too many, by name and id, what nobody uses.
   void remove_superfluous(const std::vector<std::pair<std::string, std::string>>& surplus,
                           const std::stop_token& stop);

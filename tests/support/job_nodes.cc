@@ -290,6 +290,7 @@ Result<std::string> JobNode::answer(PeerMethod method, std::string_view request)
     case PeerHandler::kShelf: {
       PTC_TRY(about(id));
       shelf.drop(id, object.at("epoch").as_int64());
+      if (object.contains("stored")) files.remove_undecided(id, text_of("stored"));
       return std::string();
     }
     case PeerHandler::kRemoved:
