@@ -277,8 +277,8 @@ class LayoutParser : JsonSettings {
   /// 4, or [4, "head"]
   Result<StageParts> stage(const json::value& value, const std::vector<std::string>& path) const {
     constexpr std::string_view kWhat =
-        "a stage is a whole number of layers, or a list of that and of \"embedding\", \"mtp\" "
-        "and \"head\"";
+        "a stage's number of layers must be a whole number, or a list of that and of "
+        "\"embedding\", \"mtp\" and \"head\"";
     StageParts parts;
     const json::array alone{value};
     for (const json::value& part : value.is_array() ? value.get_array() : alone) {
