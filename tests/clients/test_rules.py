@@ -62,7 +62,7 @@ REFUSED = {
                                "neither {layer} nor {expert}"),
     "three stars": ('{%s, "rules": [{"names": [§"a.{layer}.***"]}]}' % FORMAT, "more than two '*'"),
     "no layer": ('{%s, "rules": [{"names": [§"a.w"]}]}' % FORMAT, 'say on which pipeline stage'),
-    "an unknown stage": (RULE % '"stage": §"middle"', '"layer", "first", "last" or "all"'),
+    "an unknown stage": (RULE % '"stage": §"middle"', '"layer", "first", "last", "mtp" or "all"'),
     "a cut is no object": (RULE % '"cut": §"axis0"', "'cut' must be an object"),
     "an unknown kind of cut": (RULE % '"cut": {"axis": 0,\n §"experts": 4}', "unknown key 'experts'"),
     "a misspelt axis": (RULE % '"cut": {§"axsi": 0}', "'axsi' (did you mean 'axis'?)"),
