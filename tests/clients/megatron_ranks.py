@@ -148,14 +148,15 @@ class Rank:
             self.compare(parameter, name)
         if sharding == "none":
             return
+        # As Megatron numbers them; its own loader stumbles over the "step" of PyTorch's Adam.
         chained = getattr(self.optimizer, "chained_optimizers", [self.optimizer])
         for number, inner in enumerate(chained):
-            of_inner = found["optimizer"][number] if len(chained) > 1 else found["optimizer"]
-            parameters = [parameter for ranges in inner.gbuf_ranges for buckets in ranges.values() for bucket in buckets for parameter in bucket["param_map"]]
-            assert len(parameters) == len(of_inner["param_state"]) > 0
+            state = (found["optimizer"][number] if len(chained) > 1 else found["optimizer"])["param_state"]
+            parameters = [parameter for buffer in inner.buffers for parameter in buffer.param_index_map]
+            assert len(parameters) == len(state) > 0, (len(parameters), len(state))
             for position, parameter in enumerate(parameters):
                 for key in ("param", "exp_avg", "exp_avg_sq"):
-                    self.compare(of_inner["param_state"][position][key], names[parameter], "" if key == "param" else key)
+                    self.compare(state[position][key].reshape(parameter.shape), names[parameter], "" if key == "param" else key)
 
     def save(self):
         name = f"mp_rank_{self.tp_rank:02d}" + (f"_{self.pp_rank:03d}" if self.pp > 1 else "") + (f"_{self.ep_rank:03d}" if self.ep > 1 else "")
