@@ -463,6 +463,15 @@ class Ptc(mount.TestCase):
         current = job.file("current", "rank")
         self.assertEqual([sorted(models.read_safetensors(f"{current}/{rank}/model.safetensors")) for rank in (0, 2)],
                          [["model.embed_tokens.weight"], ["lm_head.weight", "model.norm.weight"]])
+        in_force = os.readlink(job.file("current"))
+        self.mount.ptc("layout", job.name, "set", "--stages", "E|t*5|L", "--wait")  # as Megatron-Core writes it
+        self.assertEqual(json.loads(mount.read_text(job.file("layout.json")))["stages"], "E|t*5|L")
+        self.assertEqual(os.readlink(job.file("current")), in_force)
+        done = self.mount.ptc("layout", job.name, "set", "--pp", 2, "--wait")
+        self.assertIn('"stages" was a pipeline layout of before and is left out', done.stderr)
+        bad = self.mount.ptc("layout", job.name, "set", "--stages", "Et*3|tX", check=False)
+        self.assertIn("'Et*3|tX' is no pipeline layout like 'Et*3|t*4|t*3L'", bad.stderr)
+        self.assertEqual(bad.returncode, 2)
         self.mount.ptc("layout", job.name, "set", "--stages", "even", "--pp", 1, "--dp", 4, "--optimizer", "fsdp", "--dp-shard", 2, "--wait")
         self.assertEqual([mount.digests(f"{current}/{rank}") for rank in (0, 1)], [mount.digests(f"{current}/{rank}") for rank in (2, 3)])
         self.assertNotEqual(mount.digests(f"{current}/0"), mount.digests(f"{current}/1"))

@@ -57,7 +57,9 @@ bool is_pipeline_layout(const std::string& text) {
 
 CLI::Validator layers_or_even() {
   auto check = [layers = whole_number(0, UINT32_MAX)](std::string& text) {
-    return text == kEven || is_pipeline_layout(text) ? std::string() : layers(text);
+    if (text == kEven || is_pipeline_layout(text)) return std::string();
+    if (text.find_first_of("EtmL|") == text.npos) return layers(text);
+    return fmt::format("'{}' is no pipeline layout like 'Et*3|t*4|t*3L'", text);
   };
   return CLI::Validator(check, "", "layers");
 }
