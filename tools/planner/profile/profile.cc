@@ -17,8 +17,9 @@ bool is_none(std::string_view text) {
 }
 
 const std::vector<std::string> kTitles = {
-    "model", "technique",         "batch",  "tp",          "pp",         "dp",
-    "gpus",  "max_gpus_per_node", "device", "iteration_s", "peak_bytes", "origin"};
+    "model",       "technique",         "batch",  "tp",          "pp",         "dp",
+    "gpus",        "max_gpus_per_node", "device", "iteration_s", "peak_bytes", "origin",
+    "accumulation"};
 
 /// Of our titles the one that is meant. Of short ones, which are all alike, only that with the same
 /// letters: "ep" is none of ours.
@@ -99,6 +100,7 @@ class Reader {
     PTC_TRY(number(i, "dp", 1, kMostGpus, row.dp));
     PTC_TRY(number(i, "max_gpus_per_node", 1, kMostGpus, row.gpus_per_node));
     PTC_TRY(number(i, "peak_bytes", 0, uint64_t{1} << 53, row.peak_bytes));
+    PTC_TRY(number(i, "accumulation", 1, kMostAccumulation, row.accumulation));
     const uint64_t product = uint64_t{row.tp} * row.pp * row.dp;  // each ≤ 2^20
     uint64_t gpus = product;
     PTC_TRY(number(i, "gpus", 1, kMostGpus, gpus));
@@ -144,7 +146,8 @@ class Reader {
 }  // namespace
 
 std::string ProfileRow::way() const {
-  return fmt::format("{}{}tp{}-pp{}-dp{}", technique, technique.empty() ? "" : " ", tp, pp, dp);
+  return fmt::format("{}{}tp{}-pp{}-dp{}{}", technique, technique.empty() ? "" : " ", tp, pp, dp,
+                     accumulation == 1 ? "" : fmt::format(", {} steps", accumulation));
 }
 
 Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name,
@@ -154,15 +157,18 @@ Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std:
 }
 
 std::string profiles_csv(const std::vector<ProfileRow>& rows) {
+  const bool some_accumulate = std::any_of(
+      rows.begin(), rows.end(), [](const ProfileRow& row) { return row.accumulation != 1; });
   std::string out =
-      "model,technique,batch,tp,pp,dp,max_gpus_per_node,device,iteration_s,peak_bytes,origin\n";
+      "model,technique,batch,tp,pp,dp,max_gpus_per_node,device,iteration_s,peak_bytes,origin";
+  out += some_accumulate ? ",accumulation\n" : "\n";
   const auto number = [](uint64_t value) { return value == 0 ? "" : std::to_string(value); };
   for (const ProfileRow& row : rows)
-    out += fmt::format("{},{},{},{},{},{},{},{},{},{},{}\n", csv_field(row.model),
-                       csv_field(row.technique), row.batch, row.tp, row.pp, row.dp,
-                       number(row.gpus_per_node), csv_field(row.device),
-                       row.iteration_s ? fmt::format("{}", *row.iteration_s) : "oom",
-                       number(row.peak_bytes), csv_field(row.origin));
+    out += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{}{}\n", csv_field(row.model), csv_field(row.technique),
+        row.batch, row.tp, row.pp, row.dp, number(row.gpus_per_node), csv_field(row.device),
+        row.iteration_s ? fmt::format("{}", *row.iteration_s) : "oom", number(row.peak_bytes),
+        csv_field(row.origin), some_accumulate ? fmt::format(",{}", row.accumulation) : "");
   return out;
 }
 

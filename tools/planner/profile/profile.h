@@ -5,8 +5,8 @@
 //   gpt2,fsdp,256,1,1,1,1,A800,oom,,measured
 //
 // Required: model, batch, iteration_s, and either `gpus` or some of tp, pp, dp (1 where absent),
-// whose product it is. A column that looks like one of these, misspelt, is refused; others are not
-// used, which is said.
+// whose product it is. May be there: accumulation, in how many steps a batch was made (1). A column
+// that looks like one of these, misspelt, is refused; others are not used, which is said.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,7 @@ inline constexpr uint64_t kMostBatch = uint64_t{1} << 40;
 /// Seconds that an iteration takes.
 inline constexpr double kLeastIteration = 1e-9, kMostIteration = 1e9;
 inline constexpr uint64_t kMostGpus = 1 << 20;
+inline constexpr uint64_t kMostAccumulation = 1 << 20;
 
 /// One trial.
 struct ProfileRow {
@@ -40,9 +41,10 @@ struct ProfileRow {
   uint32_t gpus = 1;                  // tp × pp × dp
   uint32_t gpus_per_node = 0;         // most on one node, when it was measured; 0: not known
   uint64_t peak_bytes = 0;            // of a device's memory; 0: not known
+  uint32_t accumulation = 1;          // steps that make one iteration, whose gradients are summed
   std::optional<double> iteration_s;  // > 0; none: out of memory, or it failed
 
-  /// "tp2-pp1-dp4", or "ddp tp1-pp1-dp4".
+  /// "tp2-pp1-dp4", "ddp tp1-pp1-dp4", or with accumulated gradients "ddp tp1-pp1-dp4, 2 steps".
   std::string way() const;
 };
 

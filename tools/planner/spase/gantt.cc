@@ -1,6 +1,7 @@
 #include "tools/planner/spase/gantt.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -97,7 +98,8 @@ std::string time_text(double seconds) {
   return fmt::format("{} d {} h", hours / 24, hours % 24);
 }
 
-std::string gantt_svg(const Instance& instance, const Schedule& schedule, double lower_bound) {
+std::string gantt_svg(const Instance& instance, const Schedule& schedule,
+                      std::optional<double> lower_bound) {
   const size_t gpus = instance.gpus();
   const double line = gpus <= 64 ? 18 : gpus <= 256 ? 8 : 3;
   const size_t shown = std::min(gpus, kMostLines);
@@ -129,12 +131,13 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
   add("<text x=\"{}\" y=\"36\" class=\"title strong\">{} task{} on {}: {}</text>\n", kMargin,
       instance.tasks.size(), instance.tasks.size() == 1 ? "" : "s", counted(gpus, "GPU"),
       time_text(schedule.makespan));
-  add("<text x=\"{}\" y=\"58\" class=\"weak\">no schedule is shorter than {}</text>\n", kMargin,
-      time_text(lower_bound) + " (dashed)" +
-          (nodes < instance.nodes.size()
-               ? fmt::format("; {} more node{} not drawn", instance.nodes.size() - nodes,
-                             instance.nodes.size() - nodes == 1 ? " is" : "s are")
-               : std::string()));
+  std::vector<std::string> remarks;
+  if (lower_bound)
+    remarks.push_back(
+        fmt::format("no schedule is shorter than {} (dashed)", time_text(*lower_bound)));
+  if (const size_t more = instance.nodes.size() - nodes; more > 0)
+    remarks.push_back(fmt::format("{} more node{} not drawn", more, more == 1 ? " is" : "s are"));
+  add("<text x=\"{}\" y=\"58\" class=\"weak\">{}</text>\n", kMargin, fmt::join(remarks, "; "));
   const auto x_of = [&](double seconds) { return left + wide * seconds / span; };
   const double tick = tick_of(span);
   for (double at = 0; at <= span * 1.0001; at += tick) {
@@ -178,8 +181,9 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule, double
       }
     }
   }
-  add("<line class=\"bound\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.1f}\"/>\n",
-      x_of(lower_bound), kTop - 10, height - kBottom);
+  if (lower_bound)
+    add("<line class=\"bound\" x1=\"{0:.1f}\" x2=\"{0:.1f}\" y1=\"{1}\" y2=\"{2:.1f}\"/>\n",
+        x_of(*lower_bound), kTop - 10, height - kBottom);
   return out + "</svg>\n";
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <optional>
 #include <string>
 
 #include "store/base/json.h"
@@ -9,8 +10,10 @@
 
 namespace ptc::planner {
 
-/// An SVG document of its own, legible on light and on dark.
-std::string gantt_svg(const Instance& instance, const Schedule& schedule, double lower_bound);
+/// An SVG document of its own, legible on light and on dark. A task may have several runs.
+/// `lower_bound`: none is drawn where there is none.
+std::string gantt_svg(const Instance& instance, const Schedule& schedule,
+                      std::optional<double> lower_bound);
 
 /// The same as JSON: {"makespan_s", "lower_bound_s", "tasks": [{"name", "start_s", …}]}.
 json::object schedule_json(const Instance& instance, const Schedule& schedule, double lower_bound);

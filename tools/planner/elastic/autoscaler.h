@@ -1,0 +1,43 @@
+// Who gets how many GPUs now: the autoscaler of 2006.13878, with each change at its price. A pure
+// function: what it is told is all that it knows, and the simulator and a real cluster ask the same
+// one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tools/planner/elastic/curve.h"
+
+namespace ptc::planner {
+
+enum class Objective {
+  kThroughput,  // the sum of speed-ups, as in the paper
+  kCompletion,  // each over the root of the work that is left: short jobs first, nobody starved
+};
+
+/// What deciding is told of a job. `curve` outlives the call.
+struct ElasticJob {
+  const Curve* curve = nullptr;  // not empty
+  double samples_left = 0;       // > 0
+  std::optional<uint32_t> now;   // the point of its curve that it has; none: it waits
+};
+
+struct ScalingRules {
+  Objective objective = Objective::kThroughput;
+  double change_s = 0;  // for which a job stands still when it is given another point
+  double start_s = 0;   // and when it begins
+  /// What a change wins counts for so long at most: nobody knows who comes meanwhile. Never taken
+  /// as less than four times the price, below which all would stay as it is.
+  double horizon_s = 3600;
+};
+
+/// Of each job its point, or none: it waits. `jobs` stand in the order in which they came. Who has
+/// GPUs keeps some; who waits is let in in that order as long as the least that each needs has
+/// room, and nobody overtakes. A value is discounted by what its change costs: max(0, 1 − price ÷
+/// (what the job still takes, at most the horizon)).
+std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, uint32_t gpus,
+                                            const ScalingRules& rules);
+
+}  // namespace ptc::planner

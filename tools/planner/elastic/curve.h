@@ -1,0 +1,40 @@
+// What is known of a job's speed by number of GPUs: all that deciding looks at.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/planner/profile/jobs_file.h"
+#include "tools/planner/profile/profile.h"
+
+namespace ptc::planner {
+
+struct CurvePoint {
+  uint32_t gpus = 0;
+  double samples_per_s = 0;
+  uint64_t batch = 0;
+  std::string way;      // "ddp tp1-pp1-dp4"
+  double speed_up = 0;  // by the reference, below
+};
+
+/// By GPUs, ascending, each faster than those before it.
+struct Curve {
+  std::vector<CurvePoint> points;
+  /// Samples a second of one GPU: of the best batch there; where one GPU is too few, of each of
+  /// those of the point that makes the most of a GPU.
+  double of_one_gpu = 0;
+
+  bool empty() const { return points.empty(); }
+  uint32_t least() const { return points.front().gpus; }
+};
+
+/// T of the paper: the throughput by GPUs, each with the batch within [least, most] that is fastest
+/// there, over that of one GPU. Empty: nothing that was measured has room on `nodes`. Only what was
+/// measured packed onto as few of the largest nodes as it needs is taken; beyond one node, whole
+/// ones.
+Curve make_curve(const std::vector<const ProfileRow*>& rows, const std::string& model,
+                 uint64_t least_batch, uint64_t most_batch,
+                 const std::vector<NodeOfCluster>& nodes);
+
+}  // namespace ptc::planner

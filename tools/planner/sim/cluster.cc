@@ -1,0 +1,118 @@
+#include "tools/planner/sim/cluster.h"
+
+#include <algorithm>
+
+namespace ptc::planner {
+
+SimulatedCluster::SimulatedCluster(const std::vector<NodeOfCluster>& nodes) {
+  for (const NodeOfCluster& node : nodes) {
+    nodes_.push_back({std::vector<bool>(node.gpus), node.gpus});
+    largest_ = std::max(largest_, node.gpus);
+  }
+}
+
+uint32_t SimulatedCluster::gpus() const {
+  uint32_t sum = 0;
+  for (const Node& node : nodes_)
+    if (!node.is_down) sum += static_cast<uint32_t>(node.is_taken.size());
+  return sum;
+}
+
+const std::vector<OnNode>& SimulatedCluster::of(uint32_t job) const {
+  static const std::vector<OnNode> kNothing;
+  const auto found = taken_.find(job);
+  return found == taken_.end() ? kNothing : found->second;
+}
+
+void SimulatedCluster::release(uint32_t job) {
+  const auto found = taken_.find(job);
+  if (found == taken_.end()) return;
+  for (const OnNode& on : found->second) {
+    for (const uint32_t gpu : on.gpus) nodes_[on.node].is_taken[gpu] = false;
+    nodes_[on.node].free += static_cast<uint32_t>(on.gpus.size());
+  }
+  taken_.erase(found);
+}
+
+OnNode SimulatedCluster::take(uint32_t node, uint32_t gpus) {
+  OnNode on{node, {}};
+  for (uint32_t gpu = 0; on.gpus.size() < gpus; ++gpu) {
+    if (nodes_[node].is_taken[gpu]) continue;
+    nodes_[node].is_taken[gpu] = true;
+    on.gpus.push_back(gpu);
+  }
+  nodes_[node].free -= gpus;
+  return on;
+}
+
+bool SimulatedCluster::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near) {
+  const auto has_room = [&](uint32_t node, uint32_t wanted) {
+    return !nodes_[node].is_down && nodes_[node].free >= wanted;
+  };
+  std::vector<uint32_t> chosen;
+  if (gpus <= largest_) {
+    std::optional<uint32_t> best;
+    if (near != nullptr && near->size() == 1 && has_room(near->front().node, gpus))
+      best = near->front().node;
+    for (uint32_t node = 0; !best && node < nodes_.size(); ++node)
+      if (has_room(node, gpus)) best = node;
+    if (!best) return false;
+    if (near == nullptr || near->size() != 1 || *best != near->front().node)
+      for (uint32_t node = 0; node < nodes_.size(); ++node)
+        if (has_room(node, gpus) && nodes_[node].free < nodes_[*best].free) best = node;
+    chosen.push_back(*best);
+  } else {
+    const auto is_whole = [&](uint32_t node) {
+      return nodes_[node].is_taken.size() == largest_ && has_room(node, largest_);
+    };
+    const size_t wanted = gpus / largest_;
+    if (near != nullptr)
+      for (const OnNode& on : *near)
+        if (chosen.size() < wanted && is_whole(on.node)) chosen.push_back(on.node);
+    for (uint32_t node = 0; node < nodes_.size() && chosen.size() < wanted; ++node)
+      if (is_whole(node) && std::find(chosen.begin(), chosen.end(), node) == chosen.end())
+        chosen.push_back(node);
+    if (chosen.size() < wanted || gpus % largest_ != 0) return false;
+    std::sort(chosen.begin(), chosen.end());
+  }
+  std::vector<OnNode> places;
+  for (const uint32_t node : chosen) places.push_back(take(node, std::min(gpus, largest_)));
+  taken_[job] = std::move(places);
+  return true;
+}
+
+void SimulatedCluster::keep_numbers(const std::vector<std::vector<OnNode>>& before) {
+  const auto as_before = [&](uint32_t job, const OnNode& on) -> const OnNode* {
+    for (const OnNode& old : before[job])
+      if (old.node == on.node && old.gpus.size() == on.gpus.size()) return &old;
+    return nullptr;
+  };
+  for (Node& node : nodes_) node.is_taken.assign(node.is_taken.size(), false);
+  for (auto& [job, places] : taken_)
+    for (OnNode& on : places) {
+      const OnNode* old = as_before(job, on);
+      if (old == nullptr) continue;
+      on.gpus = old->gpus;
+      for (const uint32_t gpu : on.gpus) nodes_[on.node].is_taken[gpu] = true;
+    }
+  for (auto& [job, places] : taken_)
+    for (OnNode& on : places) {
+      if (as_before(job, on) != nullptr) continue;
+      const auto count = static_cast<uint32_t>(on.gpus.size());
+      nodes_[on.node].free += count;
+      on = take(on.node, count);
+    }
+}
+
+std::vector<uint32_t> SimulatedCluster::fail(uint32_t node) {
+  nodes_[node].is_down = true;
+  std::vector<uint32_t> lost;
+  for (const auto& [job, places] : taken_)
+    if (std::any_of(places.begin(), places.end(),
+                    [&](const OnNode& on) { return on.node == node; }))
+      lost.push_back(job);
+  for (const uint32_t job : lost) release(job);
+  return lost;
+}
+
+}  // namespace ptc::planner

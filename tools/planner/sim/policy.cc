@@ -1,0 +1,120 @@
+#include "tools/planner/sim/policy.h"
+
+#include <algorithm>
+#include <set>
+
+#include "store/base/json.h"
+#include "tools/planner/profile/analyser.h"
+#include "tools/planner/profile/input.h"
+#include "tools/planner/sim/random.h"
+
+namespace ptc::planner {
+namespace {
+
+constexpr std::string_view kAccumulation = "+accumulation";
+
+struct Known {
+  Policy policy;
+  const char* what;
+};
+const std::vector<Known>& known() {
+  static const std::vector<Known> kKnown = {
+      {{"elastic"}, "GPUs and batch of all jobs, for the most speed-up in sum"},
+      {{.name = "elastic-completion", .objective = Objective::kCompletion},
+       "the same, those first that have little left"},
+      {{.name = "max-batch", .batch = BatchRule::kMost}, "GPUs alone, at the largest batch"},
+      {{.name = "min-batch", .batch = BatchRule::kLeast}, "GPUs alone, at the smallest batch"},
+      {{.name = "random-batch", .batch = BatchRule::kRandom}, "GPUs alone, at a batch drawn"},
+      {{.name = "asked", .takes_asked = true},
+       "the GPUs that were asked for (one, if none were), first come first served"}};
+  return kKnown;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> known_policies() {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const Known& one : known()) all.emplace_back(one.policy.name, one.what);
+  return all;
+}
+
+Result<Policy> parse_policy(const std::string& name) {
+  std::string_view plain = name;
+  const bool accumulates = plain.ends_with(kAccumulation);
+  if (accumulates) plain.remove_suffix(kAccumulation.size());
+  std::set<std::string> names;
+  for (const Known& one : known()) {
+    if (one.policy.name == plain) {
+      Policy policy = one.policy;
+      policy.name = name;
+      policy.accumulates = accumulates;
+      return policy;
+    }
+    names.insert(one.policy.name);
+  }
+  return invalid_argument("there is no policy {}{}", ptc::quoted(name),
+                          what_there_is(std::string(plain), names));
+}
+
+PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
+                           const std::vector<JobToTrain>& kinds,
+                           const std::vector<NodeOfCluster>& nodes)
+    : policy_(policy), kinds_(kinds), nodes_(nodes), of_kind_(kinds.size()) {
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    Kind& kind = of_kind_[i];
+    for (const ProfileRow* row : rows)
+      if (row->model == kinds[i].model &&
+          (kinds[i].technique.empty() || row->technique == kinds[i].technique))
+        kind.rows.push_back(row);
+    if (kinds[i].most_batch <= kMostBatch) {
+      kind.made = interpolated(kind.rows, batch_ladder(kinds[i].least_batch, kinds[i].most_batch),
+                               policy.accumulates);
+      for (const ProfileRow& row : kind.made) kind.rows.push_back(&row);
+    }
+    std::set<uint64_t> batches;
+    for (const ProfileRow* row : kind.rows)
+      if (row->batch >= kinds[i].least_batch && row->batch <= kinds[i].most_batch)
+        batches.insert(row->batch);
+    for (const uint64_t batch : batches)
+      if (!make_curve(kind.rows, kinds[i].model, batch, batch, nodes).empty())
+        kind.batches.push_back(batch);
+  }
+}
+
+Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed) {
+  const JobToTrain& kind = kinds_[job.kind];
+  const std::vector<uint64_t>& batches = of_kind_[job.kind].batches;
+  if (batches.empty())
+    return invalid_argument("job {}: nothing that the profiles have of {} has room in the cluster",
+                            ptc::quoted(job.name), ptc::quoted(kind.model));
+  uint64_t batch = 0;  // any
+  switch (policy_.batch) {
+    case BatchRule::kBest:
+      break;
+    case BatchRule::kMost:
+      batch = batches.back();
+      break;
+    case BatchRule::kLeast:
+      batch = batches.front();
+      break;
+    case BatchRule::kRandom:
+      batch = batches[Random(seed).below(batches.size())];
+      break;
+  }
+  const uint32_t asked = policy_.takes_asked ? std::max(job.asked_gpus, 1u) : 0;
+  const auto [place, is_new] = curves_.try_emplace({job.kind, batch, asked});
+  Curve& curve = place->second;
+  if (is_new) {
+    curve = make_curve(of_kind_[job.kind].rows, kind.model, batch == 0 ? kind.least_batch : batch,
+                       batch == 0 ? kind.most_batch : batch, nodes_);
+    if (asked != 0) {  // the fewest that are as many, or the most that there are
+      auto taken = std::find_if(curve.points.begin(), curve.points.end(),
+                                [&](const CurvePoint& point) { return point.gpus >= asked; });
+      if (taken == curve.points.end()) --taken;
+      curve.points = {*taken};
+    }
+  }
+  return &curve;
+}
+
+}  // namespace ptc::planner

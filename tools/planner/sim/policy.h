@@ -1,0 +1,62 @@
+// Policies that are compared: each is the autoscaler, told other curves.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "store/base/error.h"
+#include "tools/planner/elastic/autoscaler.h"
+#include "tools/planner/elastic/curve.h"
+#include "tools/planner/profile/jobs_file.h"
+#include "tools/planner/sim/workload.h"
+
+namespace ptc::planner {
+
+/// Which batch a job trains with.
+enum class BatchRule { kBest, kMost, kLeast, kRandom };
+
+struct Policy {
+  std::string name;  // as it was written
+  BatchRule batch = BatchRule::kBest;
+  bool accumulates = false;  // gradients, where a batch has no room
+  bool takes_asked = false;  // the GPUs that its user asked for, and never others
+  Objective objective = Objective::kThroughput;
+};
+
+/// "elastic", "elastic-completion", "max-batch", "min-batch", "random-batch", "asked"; each may end
+/// in "+accumulation". kInvalidArgument names the nearest.
+Result<Policy> parse_policy(const std::string& name);
+/// Each name, and what it does.
+std::vector<std::pair<std::string, std::string>> known_policies();
+
+/// The curves that a policy gives to jobs: of a kind, of a kind with one batch, or with one number
+/// of GPUs. Those of jobs that agree are one. Curves live as long as this.
+class PolicyCurves {
+ public:
+  /// `rows` outlive it; batches that nobody tried are interpolated between those that were.
+  PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
+               const std::vector<JobToTrain>& kinds, const std::vector<NodeOfCluster>& nodes);
+
+  /// kInvalidArgument: the policy has nothing to give to such a job. A random batch is drawn by
+  /// `seed`.
+  Result<const Curve*> of(const ArrivingJob& job, uint64_t seed);
+  const Policy& policy() const { return policy_; }
+
+ private:
+  struct Kind {
+    std::vector<ProfileRow> made;         // interpolated
+    std::vector<const ProfileRow*> rows;  // measured ones and those
+    std::vector<uint64_t> batches;        // with which it can be trained, ascending
+  };
+  const Policy policy_;
+  const std::vector<JobToTrain>& kinds_;
+  const std::vector<NodeOfCluster>& nodes_;
+  std::vector<Kind> of_kind_;
+  std::map<std::tuple<uint32_t, uint64_t, uint32_t>, Curve> curves_;  // by kind, batch, GPUs
+};
+
+}  // namespace ptc::planner
