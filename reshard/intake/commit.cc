@@ -415,13 +415,17 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   LayoutSpec spec = said.value_or(request.in_force);
   std::vector<Found> found;
   if (request.dir_fd >= 0) {
-    PTC_TRY(found, find_files(request.dir_fd));
+    PTC_TRY(found, find_files(request.dir_fd, !elsewhere.empty()));
   }
   for (const FilesElsewhere& node : elsewhere) {
     auto theirs = read_listing(node);
     if (theirs.has_error()) return std::move(theirs).error().with_context("node " + node.node);
     std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(found));
   }
+  if (found.empty() && request.dir_fd >= 0) {
+    PTC_TRY(found, find_files(request.dir_fd));  // which says what is missing
+  }
+  if (found.empty()) return invalid_argument("no node has a file of it");
   const std::string here = elsewhere.empty() ? "" : request.node;
   PTC_TRY(check_places(found, here));
   for (const Found& file : found) {

@@ -73,6 +73,10 @@ Result<std::vector<Found>> read_listing(const FilesElsewhere& node) {
       file.rank = text.at("rank").to_number<uint64_t>();
       file.path = std::string(text.at("path").as_string());
       if (const json::value* at = text.if_contains("at")) file.at = std::string(at->as_string());
+      // What is in the place of rank/ is of no rank of the layout, and nobody looks whether it is.
+      if (file.rank != 0 && !file.at.empty() && !file.at.starts_with("rank/"))
+        return make_error(Code::kCorrupt, "its list of files has {} of rank {}", file.at,
+                          file.rank);
       file.version.bytes = text.at("bytes").to_number<uint64_t>();
       if (const json::value* mode = text.if_contains("mode")) {
         file.rights =
@@ -177,7 +181,7 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
 }
 
 Result<std::string> list_files(int dir_fd) {
-  PTC_TRY(auto found, find_files(dir_fd));
+  PTC_TRY(auto found, find_files(dir_fd, true));
   for (const Found& file : found)
     if (!file.at.empty() && !file.at.starts_with("rank/") && megatron_place(file.at))
       return invalid_argument(
@@ -254,7 +258,7 @@ Result<std::string> list_files(int dir_fd) {
 
 Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
                                HashCache& hashes, std::stop_token stop) {
-  PTC_TRY(auto found, find_files(dir_fd));
+  PTC_TRY(auto found, find_files(dir_fd, true));
   PTC_TRY(begin_hashing(dir_fd, found, hashes));
   PTC_TRY(find_sets(dir_fd, found));
   std::vector<ArrayToHash> arrays;

@@ -69,6 +69,27 @@ void add_array(const DcpTensor& tensor, uint32_t number, const DcpChunk& chunk, 
         bytes / layers, first + l);
 }
 
+/// What the outlines of all files will have, at least: a stack of layers is small in a `.metadata`
+/// and in its file, however many layers it says.
+Result<> check_entries(const DcpMetadata& metadata, const Named& named, const std::string& source) {
+  uint64_t bytes = 0;
+  for (size_t t = 0; t < metadata.tensors.size(); ++t) {
+    const DcpTensor& tensor = metadata.tensors[t];
+    const uint64_t of_one = std::max<uint64_t>(tensor.name.size() + named.paths[t].size(), 1);
+    for (const DcpChunk& chunk : tensor.chunks) {
+      const bool is_stack = named.parts[t].layer_at && !chunk.box.extent.empty();
+      const uint64_t entries = is_stack ? chunk.box.extent[0] : 1;
+      if (entries > (kMostOutlineBytes - bytes) / of_one)
+        return invalid_argument(
+            "{}: tensor {} has {} of a layer each: with their names, what it says of all tensors "
+            "is more than {} bytes",
+            source, ptc::quoted(tensor.name), entries, kMostOutlineBytes);
+      bytes += entries * of_one;
+    }
+  }
+  return ok();
+}
+
 Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& items,
                     const Named& named, const std::string& set, Found& file) {
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
@@ -243,6 +264,7 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       tensors.push_back({named.names[t], tensor.dtype, &tensor.shape});
     }
     named.parts = torch_dist_parts(tensors, said ? &*said : nullptr);
+    PTC_TRY(check_entries(metadata, named, index.source()));
     // Its rows are what a single rank has, padding among them: more ranks pad these.
     if (said) said->arguments.erase("vocab_size");
     PTC_TRY(executor.team().parallel_for(

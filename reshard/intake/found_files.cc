@@ -137,23 +137,24 @@ bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
 
 /// Whether files are right here that a framework may have left, as far as this node can tell:
 /// weights may be on another (flat_files.h).
-bool may_be_flat(int dir_fd, const std::vector<std::string>& top) {
+bool may_be_flat(int dir_fd, const std::vector<std::string>& top, bool or_deeper) {
   bool any = false;
   for (const std::string& name : top) {
     if (name.ends_with(kDcpEnding)) return false;
     struct stat st {};
-    any = any ||
-          (name != "layout.json" && name != kConsumedFile &&
-           fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode));
+    any = any || (name != "layout.json" && name != kConsumedFile &&
+                  fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+                  (S_ISREG(st.st_mode) || (or_deeper && S_ISDIR(st.st_mode))));
   }
   return any;
 }
 
 /// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
 /// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, a tree of
-/// Megatron's, or files of whatever kind that are right here. They are those of rank 0, but for
-/// that tree's.
-Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top) {
+/// Megatron's, or files of whatever kind that are right here, or deeper beside those of other
+/// nodes. They are those of rank 0, but for that tree's.
+Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top,
+                                         bool beside_others) {
   std::vector<Found> found;
   const bool megatron = is_megatron_tree(dir_fd, top);
   const bool dcp = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
@@ -161,7 +162,8 @@ Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::stri
     return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
                                            &st, AT_SYMLINK_NOFOLLOW) == 0;
   });
-  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top) && !may_be_flat(dir_fd, top))
+  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top) &&
+      !may_be_flat(dir_fd, top, beside_others))
     return found;
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
@@ -190,11 +192,13 @@ FileVersion version_of(const struct stat& st) {
           st.st_ctim.tv_sec * 1'000'000'000 + st.st_ctim.tv_nsec};
 }
 
-Result<std::vector<Found>> find_files(int dir_fd) {
+Result<std::vector<Found>> find_files(int dir_fd, bool beside_others) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
   if (std::find(top.begin(), top.end(), "rank") == top.end()) {
-    PTC_TRY(auto own, find_own_tree(dir_fd, top));
-    if (!own.empty()) return own;
+    PTC_TRY(auto own, find_own_tree(dir_fd, top, beside_others));
+    const bool only_directories = std::none_of(
+        top.begin(), top.end(), [](const std::string& name) { return name.ends_with(kDcpEnding); });
+    if (!own.empty() || (beside_others && only_directories)) return own;
   }
   bool has_ranks = false;
   for (const std::string& name : top) {
@@ -230,7 +234,7 @@ Result<std::vector<Found>> find_files(int dir_fd) {
     }
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
   }
-  if (found.empty()) return invalid_argument("rank/ holds no files");
+  if (found.empty() && !beside_others) return invalid_argument("rank/ holds no files");
   PTC_TRY(name_megatron_files(false, found));
   return checked(std::move(found));
 }

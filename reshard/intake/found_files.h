@@ -74,8 +74,9 @@ inline FileToHashRef to_hash(int dir_fd, const Found& file) {
 }
 
 /// Files below rank/<r>/, by rank and path; or, without rank/, what is in its place, of which only
-/// the files of all nodes tell what it is (flat_files.h).
-Result<std::vector<Found>> find_files(int dir_fd);
+/// the files of all nodes tell what it is (flat_files.h). `beside_others`: the rest may be on other
+/// nodes, and this one need have none: who makes directories everywhere writes into some.
+Result<std::vector<Found>> find_files(int dir_fd, bool beside_others = false);
 /// kInvalidArgument: `spec` does not have the rank.
 Result<> check_rank(uint64_t rank, const LayoutSpec& spec);
 /// kBusy, naming the first on this node that is open for writing.

@@ -13,6 +13,7 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kLayersOf = "layers.";
+constexpr uint64_t kMostLayers = 16384;
 constexpr uint64_t kPaddedTo = 128;  // Megatron's default for each tensor rank
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -59,7 +60,8 @@ class Finder {
       if (!match || !match->name.layer || tensor.shape->empty() || !bytes) return;
     } else {
       const auto match = finder.find(tensor.name);
-      if (!match || !match->rule->cut || !match->rule->cut->vocab_multiple) return;
+      if (!match || !match->rule->cut || !match->rule->cut->vocab_multiple || tensor.shape->empty())
+        return;
       part.rows = rows_of_one_rank((*tensor.shape)[0]);
       if (!part.rows) return;
     }
@@ -105,8 +107,12 @@ class Finder {
     for (const TorchDistTensor& tensor : tensors_) names.emplace(tensor.name);
     for (size_t t = 0; t < tensors_.size(); ++t) {
       if (!parts_[t].layer_at) continue;
-      const uint64_t count = (*tensors_[t].shape)[0];
-      if (layers.value_or(count) != count || count == 0) return false;
+      const Shape& shape = *tensors_[t].shape;
+      const uint64_t count = shape[0];
+      if (layers.value_or(count) != count || count > kMostLayers) return false;
+      // Without an element it may say any number of layers, and no file need have one.
+      for (const uint64_t extent : shape)
+        if (extent == 0) return false;
       layers = count;
       for (const uint64_t end : {uint64_t{0}, count - 1})
         if (names.contains(parts_[t].name_of(tensors_[t].name, end))) return false;

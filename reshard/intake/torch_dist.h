@@ -40,8 +40,9 @@ struct TorchDistPart {
 
 /// By tensor, for those of one `.metadata`. A stack is what a rule of Megatron's knows as a
 /// layer's if its name had a number, and what is named after such a parameter and has its shape
-/// (`optimizer.state.exp_avg.<parameter>`). Where not all of them have as many layers, or a name
-/// with a number would be there twice, none is one. `said`: what common.pt says, if anything.
+/// (`optimizer.state.exp_avg.<parameter>`). Where not all of them have as many layers, one has no
+/// element or more layers than any model, or a name with a number would be there twice, none is
+/// one. `said`: what common.pt says, if anything.
 std::vector<TorchDistPart> torch_dist_parts(std::span<const TorchDistTensor> tensors,
                                             const MegatronFile* said);
 

@@ -42,6 +42,16 @@ struct NamedNodes {
   int64_t changed_ns = 0;
   std::vector<std::string> nodes;
 };
+/// Whether the store that a key's value names is one of these, whose keys are listed; of a value
+/// that names none nobody can say that it is lost.
+bool is_of_one_of(std::string_view value, const std::vector<MetaEntry>& stores) {
+  const size_t space = value.find(' ');
+  if (space == value.npos) return true;
+  const std::string key = std::string(kStores) + std::string(value.substr(space + 1));
+  return std::any_of(stores.begin(), stores.end(),
+                     [&](const MetaEntry& store) { return store.key == key; });
+}
+
 /// nullopt: there is no such file, or it cannot be read.
 std::optional<NamedNodes> read_without(const std::string& path) {
   constexpr size_t kMostBytes = 1 << 16;
@@ -170,11 +180,17 @@ Result<> StagedParts::heed_without(const std::string& incoming) {
   Without heeded{named->changed_ns, {}};
   PTC_TRY(const auto entries, keys_of(incoming));
   const std::vector<std::string> alive = place_.services.cluster->alive();
+  PTC_TRY(const auto stores, place_.services.meta->list(kStores));
   for (const MetaEntry& entry : entries) {
     const std::string& node = entry.key;
     if (!is_among(named->nodes, node)) continue;
-    heeded.revisions[node] = entry.revision;
-    if (is_among(alive, node)) continue;  // it answers for itself
+    if (is_among(alive, node)) {
+      // It answers for itself. And what it has it may add to under this very key, which is then not
+      // put again: of that nothing is forgotten, should it be lost one day.
+      if (is_of_one_of(entry.value, stores)) continue;
+      heeded.revisions[node] = entry.revision;
+      continue;
+    }
     const std::string key = prefix_of(place_.name) + incoming + "/" + node;
     const auto done = place_.commit({.compares = {{key, entry.revision}}, .deletes = {key}});
     if (done.has_error() && done.error().code() != Code::kConflict) return std::move(done).error();

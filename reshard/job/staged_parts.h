@@ -74,7 +74,7 @@ class StagedParts {
     int64_t as_member = 0;  // another when this node was away since, and others forgot it perhaps
     Time when;
   };
-  /// What <name>.without says, and what of it had been said when it was heeded.
+  /// What <name>.without says, and what of it was lost when it was heeded.
   struct Without {
     int64_t changed_ns = 0;
     std::map<std::string, int64_t> revisions;  // of the keys, by node

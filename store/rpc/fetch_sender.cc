@@ -76,9 +76,13 @@ Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
       co_await bring_in(part, source.value(), at, next);
       add_bytes(part, source.value(), at, next);
       at = next;
-      if (chunk_bytes_ == kChunkBytes || held_.size() == kMaxHeld) {
+      if (chunk_bytes_ == kChunkBytes) {
         PTC_CO_TRY(co_await flush(request));
       }
+    }
+    if (held_.size() == kMaxHeld) {  // between parts: the next bytes of one are in its image
+      PTC_CO_TRY(co_await flush(request));
+      held_.clear();
     }
   }
   co_return co_await flush(request);
@@ -131,7 +135,6 @@ Task<> FetchSender::flush(uint64_t request) {
   PTC_CO_TRY(co_await connection_.send(FrameType::kData, request, pieces_));
   pieces_.clear();
   gathered_ = chunk_bytes_ = 0;
-  if (held_.size() == kMaxHeld) held_.clear();
   co_await let_others_go_first();
   co_return ok();
 }

@@ -13,6 +13,7 @@ namespace ptc::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 class FlatTest : public ClusterTest {
@@ -254,6 +255,47 @@ TEST_F(FlatTest, WhatIsNoWeightsMayLieOnAnyNode) {
     put(0, "config.json", sample_.config);
     beside();
   });
+}
+
+/// Trainers make the directory on every node, and not all write into it.
+TEST_F(FlatTest, NodesWithoutFilesHoldNothingUp) {
+  edit(0, R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.wait_settled();
+  const auto one_process = [&](unsigned node, const std::string& below) {
+    put(node, below + "model.safetensors", slices(0, 1));
+    put(node, below + "config.json", sample_.config);
+  };
+  const auto make = [&](unsigned node, const std::string& below) {
+    std::filesystem::create_directories(incoming(node) + "/" + below);
+  };
+  expect_taken({0, 1, 2}, [&] {
+    one_process(0, "");
+    make(1, "");
+    make(2, "logs/deeper");
+  });
+  const std::string one = R"({"tp": 1, "pp": 1, "dp": 1})";
+  expect_taken({0, 1, 2}, [&] {
+    one_process(0, "rank/0/");
+    make(1, "rank/1");
+    put(1, "layout.json", one);
+    make(2, "");
+  });
+  expect_taken({0, 2}, [&] {
+    one_process(0, "");
+    put(1, "layout.json", one);
+    put(2, "logs/events", "x");
+  });
+  clear();
+  make(0, "rank");
+  make(1, "");
+  for (unsigned leader = 0; leader < 2; ++leader)
+    EXPECT_THAT(refusal(leader),
+                AnyOf(HasSubstr("no node has a file of it"), HasSubstr("rank/ holds no files"),
+                      HasSubstr("there is no rank/ directory")));
+  clear();
+  make(0, "");
+  put(1, "rank/0/other/notes.txt", "x");
+  EXPECT_THAT(refusal(0), HasSubstr("there is no tensor in it"));
 }
 
 TEST_F(FlatTest, SomeUnderRankAndSomeNotAreRefused) {

@@ -255,6 +255,29 @@ TEST_F(WithoutTest, OfWhatIsSaidWhileACommitIsDecidedNothingIsForgotten) {
   EXPECT_TRUE(becomes([&] { return said().size() == 1; }));  // w0 takes back its own
 }
 
+/// What a node has it may add to, without saying it again.
+TEST_F(WithoutTest, OfWhatANodeHasNothingIsForgottenOnceThatIsLost) {
+  make_job();
+  w2_writes();
+  const std::string value = said()[0].value, id = value.substr(value.find(' ') + 1);
+  ASSERT_NE(id, value);
+  ASSERT_TRUE(cluster_.meta()
+                  .commit({.puts = {{"stores/" + id, R"({"node": "w2", "done": 0, "starts": 1})"}}})
+                  .has_value());
+  // With one that is away, of which can be seen when it was heeded.
+  ASSERT_TRUE(cluster_.meta().commit({.puts = {{"staged/job/base/w9", value}}}).has_value());
+  go_without("w2 w9");
+  ASSERT_TRUE(becomes([&] { return said().size() == 1; }));
+  cluster_.stop(2);
+  for (const auto& entry : fs::directory_iterator(cluster_.directory(2)))
+    fs::remove_all(entry.path());
+  cluster_.start(2);
+  ASSERT_TRUE(cluster_.meta().commit({.deletes = {"stores/" + id}}).has_value());
+  refused("node w2 had written something into incoming/base, and has lost it");
+  go_without("w2");
+  commit(0);
+}
+
 TEST_F(WithoutTest, OfAnEarlierStartOfTheDaemonIsNotHeeded) {
   make_job();
   w2_writes();

@@ -50,6 +50,8 @@ TEST(TorchDist, TakesNothingForAStackWhereThatIsNotSure) {
       {"decoder.layers.mlp.linear_fc1.weight", {0, 48, 16}}};
   for (const Saved& other : others)
     EXPECT_FALSE(parts_of({stack, other})[0].layer_at) << other.name << other.shape.to_string();
+  for (const Shape& shape : {Shape{uint64_t{1} << 40, 0}, Shape{1 << 20, 8}, Shape{4, 0, 8}})
+    EXPECT_FALSE(parts_of({{stack.name, shape}})[0].layer_at) << shape.to_string();
 }
 
 TEST(TorchDist, TakesOffPaddingThatMoreTensorRanksHad) {

@@ -122,6 +122,26 @@ TEST_P(TransportConformance, RandomItemsArriveAsAPlainCopyMakesThem) {
   }
 }
 
+/// They are held by who sends them while their bytes go out, however many they are.
+TEST_P(TransportConformance, ManyImagesThatNobodyElseHoldsArriveWhole) {
+  for (const size_t count : {63, 64, 65, 200}) {
+    SCOPED_TRACE(count);
+    std::vector<ImageRef> images;
+    std::vector<Bytes> contents, targets;
+    std::vector<FetchItem> items;
+    for (size_t i = 0; i < count; ++i) {
+      contents.emplace_back(i % 32 == 31 ? 4 << 20 : 4096, static_cast<std::byte>(i));
+      images.push_back(world_->seen(1, world_->publish(1, contents[i])));
+      targets.emplace_back(contents[i].size());
+    }
+    for (size_t i = 0; i < count; ++i)
+      items.push_back({images[i].get(), whole_copy(targets[i].size()), 0, targets[i].size(),
+                       in_host_memory(targets[i].data())});
+    ASSERT_TRUE(is_ok(fetch(items)));
+    EXPECT_TRUE(targets == contents);
+  }
+}
+
 TEST_P(TransportConformance, ALongImageArrivesWhole) {
   const Bytes content = random_bytes((9 << 20) + 12345, random_);
   const size_t node = world_->nodes() - 1;
