@@ -256,24 +256,25 @@ Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Fo
                             files.front()->source(), kLayers, *total, sum);
   if (!may_set) return ok();
   LayoutSpec even = spec;
-  even.stages.clear();
+  even.forget_stages();
   for (const LayoutSpec* candidate : {&spec, &even}) {
     const auto begins = stage_boundaries(*candidate, static_cast<uint32_t>(sum));
     bool same = begins.has_value();
     for (uint32_t s = 0; same && s < spec.chunks(); ++s)
       same = begins.value()[s + 1] - begins.value()[s] == counts[s];
     if (!same) continue;
-    spec.stages = candidate->stages;
+    if (candidate == &even) spec.forget_stages();
     return ok();
   }
   if (std::find(counts.begin(), counts.end(), 0) != counts.end())
     return invalid_argument(
-        "{}: stage {} has no layers{}, and a layout cannot say that: save with --ckpt-format "
-        "torch_dist",
+        "{}: stage {} has no layers{}, which is not read from such a tree: save with "
+        "--ckpt-format torch_dist",
         files.front()->source(), (std::find(counts.begin(), counts.end(), 0) - counts.begin()) % pp,
         in_chunk(
             static_cast<uint32_t>(std::find(counts.begin(), counts.end(), 0) - counts.begin()) /
             pp));
+  spec.forget_stages();
   spec.stages.assign(counts.begin(), counts.end());
   return ok();
 }

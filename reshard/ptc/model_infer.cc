@@ -217,12 +217,12 @@ Result<Model::Inference::LocalName> Model::Inference::local_name(const WrittenRa
                                                                  size_t chunk_bytes,
                                                                  const Rule* tied) const {
   LocalName local;
-  const bool last = rank.coords.pp + 1 == spec_.sizes.pp;
+  const bool has_head = rank.coords.pp == spec_.head_stage();
   const std::string_view name = std::string_view(tensor.name).substr(chunk_bytes);
   if (match.name.layer && match.rule->stage == StagePlace::kLayer) {
     local = {
         .layer = *match.name.layer, .begin = match.name.layer_begin, .end = match.name.layer_end};
-  } else if (tied != nullptr && tensor.by_stage && last &&
+  } else if (tied != nullptr && tensor.by_stage && has_head &&
              tied->tied_head->match(name.substr(match.prefix_length))) {
     local = {.begin = match.prefix_length, .end = name.size(), .tied = &tied->names.front().text()};
   }
@@ -341,8 +341,8 @@ Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_ch
   for (uint32_t chunk = 0; chunk < layers_of_chunk.size(); ++chunk) {
     const uint32_t expected = stage_offsets_[chunk + 1] - stage_offsets_[chunk];
     const uint32_t found = layers_of_chunk[chunk];
-    // Layers behind those that are counted are the last stage's.
-    const bool extra = known && chunk + 1 == layers_of_chunk.size() && found > expected;
+    // Layers behind those that are counted predict further tokens.
+    const bool extra = known && chunk == spec_.mtp_chunk() && found > expected;
     if (found == expected || extra) continue;
     const uint32_t pp = spec_.sizes.pp;
     return invalid_argument(

@@ -258,6 +258,29 @@ TEST(InferByStage, NamesAreThoseOfTheWholeModel) {
   EXPECT_EQ(model.local_name(of[0][1], {}, 0), "optimizer.state." + embedding + ".exp_avg");
 }
 
+/// The head may be on any stage that a layout names.
+TEST(InferByStage, ATiedHeadIsWhereTheLayoutSaysIt) {
+  LayoutSpec spec{.sizes = {.pp = 2}, .stages = {1, 1}};
+  spec.embedding_at = 1;
+  spec.head_at = 0;
+  const auto rank = [&](uint64_t number, const std::string& name) {
+    WrittenRank made{number, spec.coords(number), {}};
+    made.tensors.push_back(
+        {"a.pt", "decoder.layers.0.input_layernorm.weight", DType::kF32, Shape{4}});
+    made.tensors.push_back({"a.pt", name, DType::kF32, Shape{256, 4}});
+    for (WrittenTensor& tensor : made.tensors) tensor.by_stage = true;
+    return made;
+  };
+  RuleSet::Facts facts;
+  facts.tied = true;
+  const auto inferred =
+      Model::infer(RuleSet::builtin("megatron").value(), facts, spec,
+                   {rank(0, "output_layer.weight"), rank(1, "embedding.word_embeddings.weight")});
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const auto& of = inferred.value().tensor_of;
+  EXPECT_EQ(of[0][1], of[1][1]);
+}
+
 /// With several stretches of layers on a stage, and experts that each rank counts from 0.
 TEST(InferByStage, StretchesOfLayersAndExperts) {
   const LayoutSpec spec{.sizes = {.pp = 2, .ep = 2}, .vpp = 2};
