@@ -1,4 +1,5 @@
-"""ptc profile and ptc spase plan, as a user runs them, on profiles that others have published."""
+"""ptc profile, ptc spase plan and ptc simulate, as a user runs them, on profiles that others have published."""
+import csv
 import fcntl
 import json
 import os
@@ -77,6 +78,55 @@ class Planner(unittest.TestCase):
         svg = "{http://www.w3.org/2000/svg}"
         titles = {title.text.split(":")[0] for bar in picture.iter(f"{svg}rect") for title in bar.iter(f"{svg}title")}
         self.assertEqual(titles, {task["name"] for task in plan["tasks"]})
+
+    def test_policies_in_simulated_time(self):
+        self.imported()
+        kinds = ({"name": "g", "model": "gpt2", "samples": 1, "batch": [64, 256]}, {"name": "b", "model": "bert", "samples": 1})
+        jobs = self.jobs(*kinds)
+        options = ("--policy", "elastic,max-batch,asked", "--per-hour", "12", "--hours", "3", "--seeds", "2", "--failures", "4")
+        told = self.ptc("simulate", jobs, *options, "-o", self.path("out"))
+        self.assertEqual([line.split()[0] for line in told.splitlines()], ["POLICY", "elastic", "max-batch", "asked"])
+        summary = json.loads(self.read(self.path("out/summary.json")))
+        self.assertEqual(summary, json.loads(self.ptc("simulate", jobs, *options, "--json")))
+        for policy, of_all in summary.items():
+            done = 0
+            for seed in ("seed-1", "seed-2"):
+                at = self.path(os.path.join("out", policy, seed))
+                with open(at + "/jobs.csv", encoding="utf-8", newline="") as file:
+                    rows = list(csv.DictReader(file))
+                done += sum(row["end_s"] != "" for row in rows)
+                events = [json.loads(line) for line in self.read(at + "/events.jsonl").splitlines()]
+                self.assertEqual(sum(event["what"] == "ends" for event in events), len(rows))
+                self.assertEqual(events, sorted(events, key=lambda event: event["t_s"]))
+                bars = list(xml.etree.ElementTree.parse(at + "/gantt.svg").getroot().iter("{http://www.w3.org/2000/svg}title"))
+                self.assertGreaterEqual(len(bars), len(rows))
+                xml.etree.ElementTree.parse(at + "/utilisation.svg")
+                self.assertEqual(json.loads(self.read(at + "/summary.json"))["done"], len(rows))
+            self.assertEqual(of_all["done"], done)
+        self.write("t.csv", "time_s,job,minutes,gpus,name\n0,g,30,4,first\n60,b,10,,second\n")
+        self.ptc("simulate", jobs, "--trace", self.path("t.csv"), "--policy", "elastic,asked", "-o", self.path("of-trace"))
+        with open(self.path("of-trace/asked/jobs.csv"), encoding="utf-8", newline="") as file:
+            self.assertEqual([row["name"] for row in csv.DictReader(file)], ["first", "second"])
+
+    def test_what_cannot_be_simulated_is_named(self):
+        self.imported()
+        jobs = self.jobs({"name": "g", "model": "gpt2", "samples": 1})
+        for words, *expected in (
+                (("--policy", "elastc"), "there is no policy 'elastc' (did you mean 'elastic'?)"),
+                (("--policy", "elastic,elastic"), "twice"),
+                (("--minutes", "60-20"), "the second is less than the first"),
+                (("--minutes", "x"), "--minutes 'x'"),
+                (("--trace", self.path("none.csv")), "none.csv", "No such file"),
+                (("--trace", self.write("t.csv", "time_s,job,minutes\n0,h,5\n")), "t.csv: line 2, column 3 (job)", "'g'"),
+                (("-o", self.write("file", "")), "file")):
+            said = self.ptc("simulate", jobs, *words, code=1)
+            for word in expected:
+                self.assertIn(word, said)
+        self.ptc("simulate", jobs, "--trace", self.path("t.csv"), "--per-hour", "3", code=2)
+        said = self.ptc("simulate", self.jobs({"name": "g", "model": "gp", "samples": 1}), code=1)
+        self.assertIn("no profile has a model 'gp'", said)
+        said = self.ptc("simulate", self.jobs({"name": "g", "model": "gpt2", "samples": 1, "batch": 3}), code=1)
+        self.assertIn("has room in the cluster", said)
 
     def test_to_standard_output_and_back(self):
         text = self.ptc("profile", "import", "morphling", f"{DATA}/morphling/gpt2/placements.csv", "--batch", "16")

@@ -273,9 +273,10 @@ void add_simulate(CLI::App& app, Context& context) {
   for (const auto& [name, what] : planner::known_policies())
     footer += fmt::format("  {:<18} {}\n", name, wrapped(what, 21, 80));
   footer +=
-      "and each with +accumulation: gradients are accumulated where a batch has no room.\n"
-      "DONE counts jobs that end within --hours, LATER those that end afterwards;\n"
-      "\"FIRST IS\" divides the first policy's mean by this one's.\n"
+      "and each with +accumulation (gradients are accumulated where a batch has no\n"
+      "room), or +unpriced (it decides as if changes cost nothing).\n"
+      "DONE counts jobs that end within --hours, LATER those that end afterwards.\n"
+      "FIRST IS: the first policy's mean, divided by this one's.\n"
       "\nExamples:\n"
       "  ptc simulate jobs.json --arrivals bursty --seeds 5 -o out\n"
       "  ptc simulate jobs.json --trace t.csv --policy elastic,asked --price 260";

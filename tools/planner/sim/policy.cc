@@ -11,7 +11,7 @@
 namespace ptc::planner {
 namespace {
 
-constexpr std::string_view kAccumulation = "+accumulation";
+constexpr std::string_view kAccumulation = "+accumulation", kUnpriced = "+unpriced";
 
 struct Known {
   Policy policy;
@@ -40,14 +40,20 @@ std::vector<std::pair<std::string, std::string>> known_policies() {
 
 Result<Policy> parse_policy(const std::string& name) {
   std::string_view plain = name;
-  const bool accumulates = plain.ends_with(kAccumulation);
-  if (accumulates) plain.remove_suffix(kAccumulation.size());
+  const auto ends_in = [&](std::string_view ending) {
+    if (!plain.ends_with(ending)) return false;
+    plain.remove_suffix(ending.size());
+    return true;
+  };
+  const bool ignores_prices = ends_in(kUnpriced);
+  const bool accumulates = ends_in(kAccumulation);
   std::set<std::string> names;
   for (const Known& one : known()) {
     if (one.policy.name == plain) {
       Policy policy = one.policy;
       policy.name = name;
       policy.accumulates = accumulates;
+      policy.ignores_prices = ignores_prices;
       return policy;
     }
     names.insert(one.policy.name);

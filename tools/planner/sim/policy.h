@@ -22,8 +22,9 @@ enum class BatchRule { kBest, kMost, kLeast, kRandom };
 struct Policy {
   std::string name;  // as it was written
   BatchRule batch = BatchRule::kBest;
-  bool accumulates = false;  // gradients, where a batch has no room
-  bool takes_asked = false;  // the GPUs that its user asked for, and never others
+  bool accumulates = false;     // gradients, where a batch has no room
+  bool ignores_prices = false;  // decides as if a change cost nothing
+  bool takes_asked = false;     // the GPUs that its user asked for, and never others
   Objective objective = Objective::kThroughput;
 };
 

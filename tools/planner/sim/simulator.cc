@@ -16,9 +16,11 @@ constexpr double kSecondsOfADay = 86400;
 class Simulation {
  public:
   Simulation(const std::vector<NodeOfCluster>& nodes, const std::vector<ArrivingJob>& jobs,
-             std::vector<const Curve*> curves, const SimulationRules& rules, uint64_t seed)
+             std::vector<const Curve*> curves, const SimulationRules& rules,
+             const ScalingRules& decides_by, uint64_t seed)
       : arriving_(jobs),
         rules_(rules),
+        decides_by_(decides_by),
         cluster_(nodes),
         random_(seed ^ 0x6661696C),
         back_at_(nodes.size(), kNever) {
@@ -174,7 +176,7 @@ class Simulation {
       advance(jobs_[index]);
       view.push_back({jobs_[index].curve, std::max(jobs_[index].left, 1e-9), jobs_[index].point});
     }
-    apply(decide(view, cluster_.gpus(), rules_.scaling));
+    apply(decide(view, cluster_.gpus(), decides_by_));
     if (rules_.drops) drop_waiting();
   }
 
@@ -258,6 +260,7 @@ class Simulation {
 
   const std::vector<ArrivingJob>& arriving_;
   const SimulationRules& rules_;
+  const ScalingRules decides_by_;
   SimulatedCluster cluster_;
   Random random_;
   std::vector<Job> jobs_;
@@ -278,9 +281,10 @@ Result<Simulated> simulate(const std::vector<NodeOfCluster>& nodes,
     PTC_TRY(const Curve* curve, curves.of(jobs[i], seed + i));
     of_jobs.push_back(curve);
   }
-  SimulationRules as_policy = rules;
-  as_policy.scaling.objective = curves.policy().objective;
-  return Simulation(nodes, jobs, std::move(of_jobs), as_policy, seed).run();
+  ScalingRules decides_by = rules.scaling;
+  decides_by.objective = curves.policy().objective;
+  if (curves.policy().ignores_prices) decides_by.change_s = decides_by.start_s = 0;
+  return Simulation(nodes, jobs, std::move(of_jobs), rules, decides_by, seed).run();
 }
 
 Summary summary_of(const std::vector<NodeOfCluster>& nodes, const std::vector<ArrivingJob>& jobs,
