@@ -86,6 +86,7 @@ int run(int argc, char** argv) {
   add_recover(app, context);
   add_profile(app, context);
   add_spase(app, context);
+  add_autoscale(app, context);
   add_simulate(app, context);
   for (CLI::App* command : app.get_subcommands({})) command->fallthrough();
   if (answer_completion(app, argc, argv, values_in_mount)) return kDone;

@@ -108,6 +108,35 @@ class Planner(unittest.TestCase):
         with open(self.path("of-trace/asked/jobs.csv"), encoding="utf-8", newline="") as file:
             self.assertEqual([row["name"] for row in csv.DictReader(file)], ["first", "second"])
 
+    def test_who_would_get_gpus_now(self):
+        self.imported()
+        runs = {"name": "a", "model": "gpt2", "samples": 1e6, "now": {"gpus": 2}}
+        waits = {"name": "b", "model": "bert", "samples": 1e6}
+        ended = {"name": "c", "model": "gpt2", "samples": 10, "now": {"gpus": 1}}
+
+        def decided(*jobs, nodes=(8,), flags=()):
+            told = json.loads(self.ptc("autoscale", self.jobs(*jobs, nodes=nodes), "--dry-run", "--json", *flags))
+            return {job["name"]: job for job in told["jobs"]}
+
+        of = decided(runs, waits, ended)
+        self.assertEqual(of["a"]["now"]["gpus"], 2)
+        self.assertGreaterEqual(of["a"]["then"]["gpus"], 1)
+        self.assertIsNone(of["b"]["now"])
+        self.assertTrue(of["b"]["changes"])
+        self.assertFalse(of["c"]["changes"], "it is about to end")
+        self.assertLessEqual(sum(job["then"]["gpus"] for job in of.values()), 8)
+        alone = decided(runs)["a"]
+        self.assertGreater(alone["then"]["samples_per_s"], alone["now"]["samples_per_s"])
+        self.assertFalse(decided(runs, flags=("--price", "1e9"))["a"]["changes"])
+        self.assertIsNone(decided(runs, waits, nodes=(1,))["b"]["then"])
+        told = self.ptc("autoscale", self.jobs(runs, waits), "--dry-run")
+        for words in ("2 -> ", "- -> ", "nobody waits", "16 GPUs in use"):
+            self.assertIn(words, told)
+        for wrong, words in (({"gpus": 0}, "'gpus' must be a whole number"), ({}, "'gpus' is missing"),
+                             ({"gpu": 1}, "unknown key 'gpu' (did you mean 'gpus'?)"), (3, "'now' is what the job has")):
+            self.assertIn(words, self.ptc("autoscale", self.jobs({**waits, "now": wrong}), "--dry-run", code=1))
+        self.assertIn("--dry-run", self.ptc("autoscale", self.jobs(waits), code=1))
+
     def test_what_cannot_be_simulated_is_named(self):
         self.imported()
         jobs = self.jobs({"name": "g", "model": "gpt2", "samples": 1})

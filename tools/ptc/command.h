@@ -58,6 +58,7 @@ void add_rules(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);
 void add_profile(CLI::App& app, Context& context);
 void add_spase(CLI::App& app, Context& context);
+void add_autoscale(CLI::App& app, Context& context);
 void add_simulate(CLI::App& app, Context& context);
 
 }  // namespace ptc::cli

@@ -141,15 +141,7 @@ class Simulator {
 
   /// Rows, and how fast each kind is on one GPU, with the best batch that was tried.
   Result<> prepare() {
-    std::set<std::string> known, wanted;
-    for (const planner::ProfileRow& row : from_.rows) known.insert(row.model);
-    for (const planner::JobToTrain& kind : from_.file.jobs) {
-      if (!known.contains(kind.model))
-        return invalid_argument("job {}: no profile has a model {}{}", ptc::quoted(kind.name),
-                                ptc::quoted(kind.model), planner::what_there_is(kind.model, known));
-      wanted.insert(kind.model);
-    }
-    PTC_TRY(rows_, planner::rows_of_device(from_.rows, wanted, from_.file.device));
+    PTC_TRY(rows_, planner::rows_of_jobs(from_));
     PTC_TRY(const planner::Policy reference, planner::parse_policy("elastic"));
     planner::PolicyCurves curves(reference, rows_, from_.file.jobs, from_.file.nodes);
     for (uint32_t i = 0; i < from_.file.jobs.size(); ++i) {

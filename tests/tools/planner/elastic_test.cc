@@ -100,6 +100,12 @@ TEST(Autoscaler, WhoHasGpusKeepsSomeAndBeginsOnFewer) {
   EXPECT_THAT(decide(all_run, 2, {}), ElementsAre(0u, 0u, std::nullopt));
 }
 
+TEST(Autoscaler, WhoHasWhatHisCurveLacksIsNoNewcomer) {
+  const Curve curve = curve_of({{1, 1}, {2, 1.9}});
+  const std::vector<ElasticJob> jobs = {{&curve, 1e6}, {&curve, 1e6, std::nullopt, true}};
+  EXPECT_THAT(decide(jobs, 1, {}), ElementsAre(std::nullopt, 0u));
+}
+
 TEST(Autoscaler, AChangeThatCostsMoreThanItWinsIsNotMade) {
   const Curve curve = curve_of({{1, 1}, {2, 1.9}});
   ScalingRules rules;

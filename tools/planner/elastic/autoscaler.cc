@@ -12,7 +12,7 @@ std::vector<Offer> offers_of(const ElasticJob& job, const ScalingRules& rules) {
   const double weight = rules.objective == Objective::kCompletion
                             ? 1 / std::sqrt(job.samples_left / job.curve->of_one_gpu)
                             : 1;
-  const double price = job.now ? rules.change_s : rules.start_s;
+  const double price = job.runs ? rules.change_s : rules.start_s;
   const double horizon = std::max(rules.horizon_s, 4 * price);
   std::vector<Offer> offers;
   offers.reserve(job.curve->points.size());
@@ -42,9 +42,9 @@ std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, ui
     return true;
   };
   for (size_t j = 0; j < jobs.size(); ++j)
-    if (jobs[j].now) admit(j);  // one that has no room any more, as nodes are gone, waits
+    if (jobs[j].runs) admit(j);  // one that has no room any more, as nodes are gone, waits
   for (size_t j = 0; j < jobs.size(); ++j)
-    if (!jobs[j].now && !admit(j)) break;
+    if (!jobs[j].runs && !admit(j)) break;
   std::sort(admitted.begin(), admitted.end());
   for (const size_t j : admitted) offers.push_back(offers_of(jobs[j], rules));
   const auto chosen = allocate(offers, gpus);

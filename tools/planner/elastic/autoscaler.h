@@ -21,7 +21,9 @@ enum class Objective {
 struct ElasticJob {
   const Curve* curve = nullptr;  // not empty
   double samples_left = 0;       // > 0
-  std::optional<uint32_t> now;   // the point of its curve that it has; none: it waits
+  std::optional<uint32_t> now;   // the point of its curve that it has
+  bool runs =
+      now.has_value();  // else it waits; without `now`: what it has is no point of its curve
 };
 
 struct ScalingRules {

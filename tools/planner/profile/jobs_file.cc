@@ -50,7 +50,8 @@ class JobParser : JsonSettings {
       : JsonSettings(text, object), at_(std::move(at)) {}
 
   Result<JobToTrain> parse() const {
-    PTC_TRY(check_known(text_, at_, object_, {"name", "model", "samples", "batch", "technique"}));
+    PTC_TRY(check_known(text_, at_, object_,
+                        {"name", "model", "samples", "batch", "technique", "now"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -64,6 +65,7 @@ class JobParser : JsonSettings {
       return error(below("samples"), "'samples' must be a number from 1 to 1e18");
     job.samples = number;
     PTC_TRY(batch(job));
+    PTC_TRY(now(job));
     return job;
   }
 
@@ -98,6 +100,30 @@ class JobParser : JsonSettings {
     if (!least || !most || *least == 0 || *most < *least || *most > kMostBatch) return wrong();
     job.least_batch = *least;
     job.most_batch = *most;
+    return ok();
+  }
+
+  Result<> now(JobToTrain& job) const {
+    const json::value* value = object_.if_contains("now");
+    if (value == nullptr) return ok();
+    if (!value->is_object())
+      return error(below("now"), "'now' is what the job has: {\"gpus\": 4, \"batch\": 256}");
+    Path at = below("now");
+    PTC_TRY(check_known(text_, at, value->get_object(), {"gpus", "batch"}));
+    const auto number = [&](const char* key, uint64_t most) -> Result<uint64_t> {
+      const json::value* found = value->get_object().if_contains(key);
+      if (found == nullptr) return uint64_t{0};
+      if (const auto count = whole_number(*found); count && *count >= 1 && *count <= most)
+        return *count;
+      Path place = at;
+      place.push_back(key);
+      return error(place, fmt::format("'{}' must be a whole number from 1 to {}", key, most));
+    };
+    JobToTrain::Now& now = job.now.emplace();
+    PTC_TRY(const uint64_t gpus, number("gpus", kMostGpus));
+    if (gpus == 0) return missing(text_, at, "gpus", "how many it has");
+    now.gpus = static_cast<uint32_t>(gpus);
+    PTC_TRY(now.batch, number("batch", kMostBatch));
     return ok();
   }
 
@@ -218,6 +244,18 @@ Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name)
   Result<JobsFile> file = FileParser(text, value.value().get_object()).parse();
   if (file.has_error()) return std::move(file).error().with_context(name);
   return file;
+}
+
+Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from) {
+  std::set<std::string> known, wanted;
+  for (const ProfileRow& row : from.rows) known.insert(row.model);
+  for (const JobToTrain& job : from.file.jobs) {
+    if (!known.contains(job.model))
+      return invalid_argument("job {}: no profile has a model {}{}", ptc::quoted(job.name),
+                              ptc::quoted(job.model), what_there_is(job.model, known));
+    wanted.insert(job.model);
+  }
+  return rows_of_device(from.rows, wanted, from.file.device);
 }
 
 Result<JobsAndProfiles> read_jobs_file(const std::string& path) {

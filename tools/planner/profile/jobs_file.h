@@ -5,10 +5,12 @@
 //     "profiles": "profiles.csv",                           // or several; beside jobs.json
 //     "jobs": [
 //       {"name": "a", "model": "gpt2", "samples": 1000000, "batch": 256},
-//       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp"} ]}
+//       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp",
+//        "now": {"gpus": 4, "batch": 256}} ]}              // what it has, if it runs
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +30,11 @@ struct JobToTrain {
   double samples = 0;  // still to be read; > 0
   uint64_t least_batch = 1, most_batch = UINT64_MAX;
   std::string technique;  // what its user would take; empty: any
+  struct Now {
+    uint32_t gpus = 0;
+    uint64_t batch = 0;  // 0: not said
+  };
+  std::optional<Now> now = {};  // none: it has not begun
 };
 
 struct JobsFile {
@@ -50,5 +57,9 @@ struct JobsAndProfiles {
 /// "-" is standard input. Profiles lie beside the file, and those of a pipe in the current
 /// directory.
 Result<JobsAndProfiles> read_jobs_file(const std::string& path);
+
+/// Those rows that are of the jobs' models, on the cluster's kind of GPU. kInvalidArgument: no
+/// profile has a job's model, or as rows_of_device().
+Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from);
 
 }  // namespace ptc::planner

@@ -33,11 +33,6 @@ class Counts {
   const ptrdiff_t alike_;  // nodes that are as large
 };
 
-Error unknown_model(const JobToTrain& job, const std::set<std::string>& models) {
-  return invalid_argument("job {}: no profile has a model {}{}", ptc::quoted(job.name),
-                          ptc::quoted(job.model), what_there_is(job.model, models));
-}
-
 using Rows = std::vector<const ProfileRow*>;
 
 Error no_technique(const JobToTrain& job, const Rows& rows) {
@@ -163,13 +158,7 @@ uint32_t Instance::largest_node() const {
 Result<Instance> make_instance(const JobsAndProfiles& from) {
   Instance instance;
   instance.nodes = from.file.nodes;
-  std::set<std::string> known, wanted;
-  for (const ProfileRow& row : from.rows) known.insert(row.model);
-  for (const JobToTrain& job : from.file.jobs) {
-    if (!known.contains(job.model)) return unknown_model(job, known);
-    wanted.insert(job.model);
-  }
-  PTC_TRY(const Rows taken, rows_of_device(from.rows, wanted, from.file.device));
+  PTC_TRY(const Rows taken, rows_of_jobs(from));
   const Counts counts(instance);
   RowsByModel rows(taken, counts);
   for (const JobToTrain& job : from.file.jobs) {
