@@ -23,9 +23,6 @@ namespace ptc {
 /// node before it opens its store: while it stays as it is, no node came, came back or was drained.
 inline constexpr std::string_view kMemberKeys = "nodes/", kJoiningKeys = "joining/",
                                   kDrainedKeys = "drained/", kMembership = "membership";
-/// Of stores by their ids (node/store_identity.h): that of a node that has lost its store is gone
-/// once the node is back with another.
-inline constexpr std::string_view kStores = "stores/";
 
 /// Threads: any.
 class Cluster {

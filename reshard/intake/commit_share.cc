@@ -83,10 +83,16 @@ Result<std::shared_ptr<CommitShare>> CommitShare::take(Place place, std::string 
   }
   PTC_TRY(share->directory_, open_file(AT_FDCWD, source, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   MutexLock lock(share->mutex_);
-  if (auto found = find_files(share->directory(), true);
-      found.has_value())  // else it is told when it is drafted
+  const auto found = find_files(share->directory(), true);
+  share->has_files_ = found.has_error() || !found.value().empty();
+  if (found.has_value())  // else it is told when it is drafted
     for (const Found& file : found.value()) share->versions_.emplace(file.source(), file.version);
   return share;
+}
+
+bool CommitShare::has_files() const {
+  MutexLock lock(mutex_);
+  return has_files_;
 }
 
 CommitShare::~CommitShare() {

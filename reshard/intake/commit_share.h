@@ -63,6 +63,8 @@ class CommitShare {
 
   const std::string& incoming() const { return incoming_; }
   int directory() const { return directory_.get(); }
+  /// Other than directories, layout.json and what the data set has consumed.
+  bool has_files() const;
   /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed
   /// since take().
   Result<std::vector<ImageRef>> adopt(const std::vector<std::string>& paths);
@@ -111,6 +113,7 @@ class CommitShare {
   std::unique_ptr<Seal> seal_ PTC_GUARDED_BY(mutex_);
   std::vector<Adopted> adopted_ PTC_GUARDED_BY(mutex_);
   std::shared_ptr<ShownName> shown_ PTC_GUARDED_BY(mutex_);
+  bool has_files_ PTC_GUARDED_BY(mutex_) = true;
   bool hidden_ PTC_GUARDED_BY(mutex_) = false;
   bool withdrawn_ PTC_GUARDED_BY(mutex_) = false;
   bool settled_ PTC_GUARDED_BY(mutex_) = false;

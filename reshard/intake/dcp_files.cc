@@ -19,6 +19,7 @@ namespace {
 // The model and both moments of a 405B on 16 384 ranks take half of that. It is read whole, and
 // takes up to 40 times as much memory.
 constexpr uint64_t kMostMetadataBytes = 1 << 30;
+constexpr uint64_t kMostTimesMetadata = 40, kMostOfSmallMetadata = 64 << 20;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
 constexpr std::string_view kDcpSetName = "model.safetensors";
 
@@ -69,22 +70,24 @@ void add_array(const DcpTensor& tensor, uint32_t number, const DcpChunk& chunk, 
         bytes / layers, first + l);
 }
 
-/// What the outlines of all files will have, at least: a stack of layers is small in a `.metadata`
-/// and in its file, however many layers it says.
-Result<> check_entries(const DcpMetadata& metadata, const Named& named, const std::string& source) {
+/// A stack of layers is small in a `.metadata` and in its file, however many layers it says: what
+/// is made of it takes no more memory than as many tensors of a `.metadata` that large do.
+Result<> check_stacks(const DcpMetadata& metadata, const Named& named, const Found& index) {
+  constexpr uint64_t kOfAnEntry = sizeof(TensorEntry) + sizeof(Box) + 128;
+  const uint64_t most = kMostTimesMetadata * index.version.bytes + kMostOfSmallMetadata;
   uint64_t bytes = 0;
   for (size_t t = 0; t < metadata.tensors.size(); ++t) {
+    if (!named.parts[t].layer_at) continue;
     const DcpTensor& tensor = metadata.tensors[t];
-    const uint64_t of_one = std::max<uint64_t>(tensor.name.size() + named.paths[t].size(), 1);
+    const uint64_t of_one = kOfAnEntry + 2 * (tensor.name.size() + named.paths[t].size());
     for (const DcpChunk& chunk : tensor.chunks) {
-      const bool is_stack = named.parts[t].layer_at && !chunk.box.extent.empty();
-      const uint64_t entries = is_stack ? chunk.box.extent[0] : 1;
-      if (entries > (kMostOutlineBytes - bytes) / of_one)
+      const uint64_t layers = chunk.box.extent[0];
+      if (layers > (most - bytes) / of_one)
         return invalid_argument(
-            "{}: tensor {} has {} of a layer each: with their names, what it says of all tensors "
-            "is more than {} bytes",
-            source, ptc::quoted(tensor.name), entries, kMostOutlineBytes);
-      bytes += entries * of_one;
+            "{}: the stacks of layers that it says, {} of {} layers among them, are more than can "
+            "be meant by {} bytes",
+            index.source(), ptc::quoted(tensor.name), tensor.shape[0], index.version.bytes);
+      bytes += layers * of_one;
     }
   }
   return ok();
@@ -264,7 +267,7 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       tensors.push_back({named.names[t], tensor.dtype, &tensor.shape});
     }
     named.parts = torch_dist_parts(tensors, said ? &*said : nullptr);
-    PTC_TRY(check_entries(metadata, named, index.source()));
+    PTC_TRY(check_stacks(metadata, named, index));
     // Its rows are what a single rank has, padding among them: more ranks pad these.
     if (said) said->arguments.erase("vocab_size");
     PTC_TRY(executor.team().parallel_for(

@@ -136,15 +136,16 @@ bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
 }
 
 /// Whether files are right here that a framework may have left, as far as this node can tell:
-/// weights may be on another (flat_files.h).
-bool may_be_flat(int dir_fd, const std::vector<std::string>& top, bool or_deeper) {
+/// weights may be on another (flat_files.h). `beside_others`: whatever is here, which is looked at
+/// then, as links and sockets are no files that a commit could leave out.
+bool may_be_flat(int dir_fd, const std::vector<std::string>& top, bool beside_others) {
   bool any = false;
   for (const std::string& name : top) {
     if (name.ends_with(kDcpEnding)) return false;
     struct stat st {};
     any = any || (name != "layout.json" && name != kConsumedFile &&
                   fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-                  (S_ISREG(st.st_mode) || (or_deeper && S_ISDIR(st.st_mode))));
+                  (S_ISREG(st.st_mode) || beside_others));
   }
   return any;
 }

@@ -279,7 +279,7 @@ Result<> CommitAttempt::prepare() {
                                       return attempt == nullptr || attempt->withdraw();
                                     }));
   PTC_TRY(job_.staged.heed_without(incoming_));
-  if (share_ == nullptr) {
+  if (share_ == nullptr || !share_->has_files()) {
     PTC_TRY(const bool lost, job_.staged.was_lost(incoming_));
     if (lost) {
       PTC_TRY(check_goes_without_lost(job_.place.services.node));

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "reshard/job/commits_led.h"
+#include "store/base/json.h"
 #include "store/base/shell_word.h"
 
 namespace ptc {
@@ -42,14 +43,18 @@ struct NamedNodes {
   int64_t changed_ns = 0;
   std::vector<std::string> nodes;
 };
-/// Whether the store that a key's value names is one of these, whose keys are listed; of a value
-/// that names none nobody can say that it is lost.
-bool is_of_one_of(std::string_view value, const std::vector<MetaEntry>& stores) {
+/// The stores of members, by node, as far as their keys tell.
+std::map<std::string, std::string> stores_of(const std::vector<MetaEntry>& members) {
+  std::map<std::string, std::string> stores;
+  for (const MetaEntry& member : members)
+    stores[member.key.substr(kMemberKeys.size())] = json_text(member.value, "store");
+  return stores;
+}
+
+/// Whether `value` was put by another store than the node has now; false where one is not known.
+bool is_of_former_store(std::string_view value, const std::string& now) {
   const size_t space = value.find(' ');
-  if (space == value.npos) return true;
-  const std::string key = std::string(kStores) + std::string(value.substr(space + 1));
-  return std::any_of(stores.begin(), stores.end(),
-                     [&](const MetaEntry& store) { return store.key == key; });
+  return space != value.npos && !now.empty() && value.substr(space + 1) != now;
 }
 
 /// nullopt: there is no such file, or it cannot be read.
@@ -180,15 +185,15 @@ Result<> StagedParts::heed_without(const std::string& incoming) {
   Without heeded{named->changed_ns, {}};
   PTC_TRY(const auto entries, keys_of(incoming));
   const std::vector<std::string> alive = place_.services.cluster->alive();
-  PTC_TRY(const auto stores, place_.services.meta->list(kStores));
+  PTC_TRY(const auto members, place_.services.meta->list(kMemberKeys));
+  std::map<std::string, std::string> stores = stores_of(members);
   for (const MetaEntry& entry : entries) {
     const std::string& node = entry.key;
     if (!is_among(named->nodes, node)) continue;
     if (is_among(alive, node)) {
       // It answers for itself. And what it has it may add to under this very key, which is then not
       // put again: of that nothing is forgotten, should it be lost one day.
-      if (is_of_one_of(entry.value, stores)) continue;
-      heeded.revisions[node] = entry.revision;
+      if (is_of_former_store(entry.value, stores[node])) heeded.revisions[node] = entry.revision;
       continue;
     }
     const std::string key = prefix_of(place_.name) + incoming + "/" + node;

@@ -11,8 +11,10 @@
 // never had.
 //
 // incoming/<name>.without, written where the mv will be, names nodes that are gone on without. When
-// it is closed, what those of them have said that are away is forgotten. It speaks of what had been
-// said by then: of nothing that they say when they are back, and of no node that answers.
+// it is closed, what those of them have said that are away is forgotten, and what those have lost
+// that are back with another store. It speaks of what had been said by then: of nothing that they
+// say when they are back, and of no node that answers. Of one that is gone, but counts as there
+// until its lease ends, it says nothing: it is written once more then.
 #pragma once
 
 #include <sys/types.h>

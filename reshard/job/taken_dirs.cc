@@ -165,6 +165,13 @@ Result<std::string> TakenDirs::take(const json::object& request, const std::stri
   }
   Result<std::string> listing = list_files(share->directory());
   if (listing.has_error()) untake(id);
+  if (listing.has_value() && !share->has_files()) {
+    // The directory was made again, and what had been in it was not.
+    const Result<bool> lost = rest_.was_lost(incoming);
+    if (lost.has_error() || lost.value()) untake(id);
+    if (lost.has_error()) return lost.error();
+    if (lost.value()) return std::string(kLost);
+  }
   return listing;
 }
 

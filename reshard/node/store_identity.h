@@ -19,7 +19,6 @@
 #include <string_view>
 #include <vector>
 
-#include "reshard/cluster/cluster.h"
 #include "store/base/error.h"
 #include "store/meta/meta_client.h"
 
@@ -59,6 +58,7 @@ struct ClusterIdentity {
 };
 Result<std::optional<ClusterIdentity>> read_cluster_identity(MetaClient& meta);
 
+constexpr std::string_view kStores = "stores/";
 std::string store_key(const std::string& store);
 struct RegisteredStore {
   std::string store, node;

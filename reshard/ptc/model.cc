@@ -26,10 +26,10 @@ uint32_t chunk_begin(const LayoutSpec& spec, uint32_t layers, uint32_t chunk) {
   return begin;
 }
 
-/// Layers behind the last that is counted belong to the last stretch.
+/// Layers behind the last that is counted predict further tokens.
 uint32_t chunk_of_layer(const LayoutSpec& spec, uint32_t layers, uint32_t layer) {
   const uint32_t last = spec.chunks() - 1;
-  if (layer >= layers) return last;
+  if (layer >= layers) return spec.mtp_chunk();
   if (spec.stages.empty()) {
     const uint32_t each = layers / spec.chunks();
     const uint32_t longer = layers % spec.chunks();

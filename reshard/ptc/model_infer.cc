@@ -217,7 +217,8 @@ Result<Model::Inference::LocalName> Model::Inference::local_name(const WrittenRa
                                                                  size_t chunk_bytes,
                                                                  const Rule* tied) const {
   LocalName local;
-  const bool has_head = rank.coords.pp == spec_.head_stage();
+  const bool has_head = rank.coords.pp == spec_.head_stage() &&
+                        (spec_.head_stage() != spec_.embedding_stage() || spec_.sizes.pp == 1);
   const std::string_view name = std::string_view(tensor.name).substr(chunk_bytes);
   if (match.name.layer && match.rule->stage == StagePlace::kLayer) {
     local = {
@@ -342,7 +343,8 @@ Result<> Model::Inference::set_offsets(const std::vector<uint32_t>& layers_of_ch
     const uint32_t expected = stage_offsets_[chunk + 1] - stage_offsets_[chunk];
     const uint32_t found = layers_of_chunk[chunk];
     // Layers behind those that are counted predict further tokens.
-    const bool extra = known && chunk == spec_.mtp_chunk() && found > expected;
+    const bool extra = known && chunk == spec_.mtp_chunk() && found > expected &&
+                       stage_offsets_[chunk + 1] == total;
     if (found == expected || extra) continue;
     const uint32_t pp = spec_.sizes.pp;
     return invalid_argument(

@@ -885,6 +885,18 @@ class StackedLayers(Checkpoints):
         self.assertEqual(refusal.returncode, 1)
         self.assertIn("decoder.layers.self_attention.linear_", refusal.stderr)
 
+    def test_more_layers_than_can_be_meant(self):
+        """What a few kilobytes say takes no gigabyte, and is refused at once."""
+        job = self.new_job()
+        name = "decoder.layers.mlp.linear_fc1.weight"
+        self.save_stacked(job, {f"s{i}.{name}" if i else name: torch.zeros(16384, 1, dtype=torch.uint8) for i in range(40)})
+        self.assertEqual(mount.error_of(job.commit, "base"), "EINVAL")
+        self.assertIn("of 16384 layers among them, are more than can be meant by", job.commit_error("base"))
+        job = self.new_job()
+        self.save_stacked(job, {"decoder.layers.mlp.linear_fc1.weight": torch.zeros(1 << 40, 0, dtype=torch.uint8),
+                                "embedding.word_embeddings.weight": torch.ones(128, 4)})
+        job.commit("base")
+
     def test_optimizer_state_in_buckets(self):
         """Of Megatron's own default: the weights are there, and a cut is refused with the option that saves it otherwise."""
         job = self.new_job()

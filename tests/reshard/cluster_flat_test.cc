@@ -1,5 +1,7 @@
 // What several nodes wrote without rank/<r>/: it is one process', or refused. Each node knows only
 // its own files.
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -296,6 +298,28 @@ TEST_F(FlatTest, NodesWithoutFilesHoldNothingUp) {
   make(0, "");
   put(1, "rank/0/other/notes.txt", "x");
   EXPECT_THAT(refusal(0), HasSubstr("there is no tensor in it"));
+}
+
+TEST_F(FlatTest, WhatIsNoFileIsNotLeftOutInSilence) {
+  const auto link = [&](unsigned node, const std::string& name) {
+    std::filesystem::create_directories(incoming(node));
+    std::filesystem::create_symlink("/etc/hostname", incoming(node) + "/" + name);
+  };
+  for (const unsigned other : {1u, 0u}) {
+    clear();
+    put(1 - other, "model.safetensors", slices(0, 1));
+    link(other, "optimizer.pt");
+    EXPECT_THAT(refusal(0), HasSubstr("optimizer.pt is a symbolic link"));
+    EXPECT_TRUE(std::filesystem::is_symlink(incoming(other) + "/optimizer.pt"));
+    clear();
+    put(1 - other, "rank/0/model.safetensors", slices(0, 1));
+    ASSERT_EQ(
+        ::mkfifo((std::filesystem::create_directories(incoming(other)), incoming(other) + "/pipe")
+                     .c_str(),
+                 0600),
+        0);
+    EXPECT_THAT(refusal(0), HasSubstr("pipe is no ordinary file"));
+  }
 }
 
 TEST_F(FlatTest, SomeUnderRankAndSomeNotAreRefused) {

@@ -272,10 +272,16 @@ TEST_F(WithoutTest, OfWhatANodeHasNothingIsForgottenOnceThatIsLost) {
   for (const auto& entry : fs::directory_iterator(cluster_.directory(2)))
     fs::remove_all(entry.path());
   cluster_.start(2);
-  ASSERT_TRUE(cluster_.meta().commit({.deletes = {"stores/" + id}}).has_value());
   refused("node w2 had written something into incoming/base, and has lost it");
+  // Nor is it, when only the directory is made again.
+  fs::create_directories(incoming(2) + "/rank/0");
+  refused("node w2 had written something into incoming/base, and has lost it");
+  Result<> by_itself = cluster_.job(2, "job")->commit("base", "base");
+  ASSERT_TRUE(by_itself.has_error());
+  EXPECT_THAT(by_itself.error().message(), HasSubstr("has lost it"));
   go_without("w2");
   commit(0);
+  EXPECT_TRUE(becomes([&] { return said().empty(); }));
 }
 
 TEST_F(WithoutTest, OfAnEarlierStartOfTheDaemonIsNotHeeded) {
