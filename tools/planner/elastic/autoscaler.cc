@@ -9,14 +9,13 @@ namespace ptc::planner {
 namespace {
 
 std::vector<Offer> offers_of(const ElasticJob& job, const ScalingRules& rules) {
-  double weight = 1;
-  if (rules.objective == Objective::kCompletion)
-    weight = std::pow(job.samples_left / job.curve->of_one_gpu, -(getenv("AL")?atof(getenv("AL")):0.5)) * (1 + job.age_s / (getenv("AG")?atof(getenv("AG")):1e12));
+  const double weight = rules.objective == Objective::kCompletion
+                            ? 1 / std::sqrt(job.samples_left / job.curve->of_one_gpu)
+                            : 1;
   const double price = job.runs ? rules.change_s : rules.start_s;
   const double horizon = std::max(rules.horizon_s, 4 * price);
   std::vector<Offer> offers;
-  offers.reserve(job.curve->points.size() + 1);
-  if (rules.overtakes) offers.push_back({0, 0});
+  offers.reserve(job.curve->points.size());
   for (uint32_t i = 0; i < job.curve->points.size(); ++i) {
     const CurvePoint& point = job.curve->points[i];
     double kept = 1;
@@ -36,7 +35,7 @@ std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, ui
   std::vector<size_t> admitted;
   uint64_t least = 0;
   const auto admit = [&](size_t j) {
-    const uint32_t needs = rules.overtakes ? 0 : jobs[j].curve->least();
+    const uint32_t needs = jobs[j].curve->least();
     if (least + needs > gpus) return false;
     least += needs;
     admitted.push_back(j);
@@ -49,11 +48,7 @@ std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, ui
   std::sort(admitted.begin(), admitted.end());
   for (const size_t j : admitted) offers.push_back(offers_of(jobs[j], rules));
   const auto chosen = allocate(offers, gpus);
-  for (size_t i = 0; chosen && i < admitted.size(); ++i) {
-    const uint32_t offer = (*chosen)[i];
-    if (!rules.overtakes) decided[admitted[i]] = offer;
-    else if (offer > 0) decided[admitted[i]] = offer - 1;
-  }
+  for (size_t i = 0; chosen && i < admitted.size(); ++i) decided[admitted[i]] = (*chosen)[i];
   return decided;
 }
 

@@ -24,7 +24,6 @@ struct ElasticJob {
   std::optional<uint32_t> now;   // the point of its curve that it has
   bool runs =
       now.has_value();  // else it waits; without `now`: what it has is no point of its curve
-  double age_s = 0;              // since it came
 };
 
 struct ScalingRules {
@@ -34,9 +33,6 @@ struct ScalingRules {
   /// What a change wins counts for so long at most: nobody knows who comes meanwhile. Never taken
   /// as less than four times the price, below which all would stay as it is.
   double horizon_s = 3600;
-  /// Nobody is owed GPUs: whoever makes the most of them has them, and who came first may wait, or
-  /// stand still in the middle.
-  bool overtakes = false;
 };
 
 /// Of each job its point, or none: it waits. `jobs` stand in the order in which they came. Who has

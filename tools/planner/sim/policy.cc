@@ -22,8 +22,6 @@ const std::vector<Known>& known() {
       {{"elastic"}, "GPUs and batch of all jobs, for the most speed-up in sum"},
       {{.name = "elastic-completion", .objective = Objective::kCompletion},
        "the same, those first that have little left"},
-      {{.name = "short-first", .objective = Objective::kCompletion, .overtakes = true},
-       "the same, and who came first may wait for others"},
       {{.name = "max-batch", .batch = BatchRule::kMost}, "GPUs alone, at the largest batch"},
       {{.name = "min-batch", .batch = BatchRule::kLeast}, "GPUs alone, at the smallest batch"},
       {{.name = "random-batch", .batch = BatchRule::kRandom}, "GPUs alone, at a batch drawn"},

@@ -26,10 +26,9 @@ struct Policy {
   bool ignores_prices = false;  // decides as if a change cost nothing
   bool takes_asked = false;     // the GPUs that its user asked for, and never others
   Objective objective = Objective::kThroughput;
-  bool overtakes = false;  // ScalingRules::overtakes
 };
 
-/// "elastic", "elastic-completion", "short-first", "max-batch", "min-batch", "random-batch", "asked"; each may end
+/// "elastic", "elastic-completion", "max-batch", "min-batch", "random-batch", "asked"; each may end
 /// in "+accumulation". kInvalidArgument names the nearest.
 Result<Policy> parse_policy(const std::string& name);
 /// Each name, and what it does.

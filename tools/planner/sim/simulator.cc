@@ -174,9 +174,7 @@ class Simulation {
     view.reserve(here_.size());
     for (const uint32_t index : here_) {
       advance(jobs_[index]);
-      const Job& job = jobs_[index];
-      view.push_back({job.curve, std::max(job.left, 1e-9), job.point, job.point.has_value(),
-                      now_ - arriving_[index].at_s});
+      view.push_back({jobs_[index].curve, std::max(jobs_[index].left, 1e-9), jobs_[index].point});
     }
     apply(decide(view, cluster_.gpus(), decides_by_));
     if (rules_.drops) drop_waiting();
@@ -285,7 +283,6 @@ Result<Simulated> simulate(const std::vector<NodeOfCluster>& nodes,
   }
   ScalingRules decides_by = rules.scaling;
   decides_by.objective = curves.policy().objective;
-  decides_by.overtakes = curves.policy().overtakes;
   if (curves.policy().ignores_prices) decides_by.change_s = decides_by.start_s = 0;
   return Simulation(nodes, jobs, std::move(of_jobs), rules, decides_by, seed).run();
 }
