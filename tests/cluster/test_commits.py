@@ -363,25 +363,56 @@ class Commits(TestCase):
             self.skipTest(str(error))
         return ptc, ptc.Job(self.job(0).path)
 
+    def lose_store(self, node, within_its_lease=False):
+        """It is killed, and is back with an empty store."""
+        self.nodes.kill(node)
+        if not within_its_lease:
+            self.nodes.wait_members()
+        for name in os.listdir(self.nodes.nodes[node].store):
+            path = os.path.join(self.nodes.nodes[node].store, name)
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
+        self.nodes.start(node)
+        self.nodes.wait_members()
+
     def test_who_saves_anew_goes_without_what_a_node_lost_with_its_store(self):
+        self.go_on_without_a_lost_store()
+
+    def test_the_same_where_it_is_back_within_its_lease(self):
+        self.go_on_without_a_lost_store(within_its_lease=True)
+
+    def go_on_without_a_lost_store(self, **how):
         self.nodes.job(0, self.name).set_layout(dp=2)
         _, job = self.python_job()
         cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
         models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of the attempt that died")
         cluster.until(lambda: self.said("step100", 1), "w1 has said so")
-        self.nodes.kill(1)
-        self.nodes.wait_members()
-        for name in os.listdir(self.nodes.nodes[1].store):
-            path = os.path.join(self.nodes.nodes[1].store, name)
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
-        self.nodes.start(1)
-        self.nodes.wait_members()
+        self.lose_store(1, **how)
         self.job(0).set_layout(dp=1)
         cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
         for name in ("step100", "step100"):  # and its name may be saved again
             models.Llama(46).write_ranks(job.begin(name), 1, 1)
             job.rename_into_checkpoints(name, overwrite=True)
         self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
+
+    def test_what_is_saved_right_after_the_beginning_and_lost_is_not_gone_without(self):
+        """w1 has said that it has something, in an attempt a moment before, and need not say it again."""
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        ptc, job = self.python_job()
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        rng = self.job(1).incoming("step100") + "/rank/1/rng.bin"
+        models.write_file(rng, "of the attempt that died")
+        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        shutil.rmtree(self.job(1).incoming("step100") + "/rank")
+        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        time.sleep(1)  # it is heeded
+        models.write_file(rng, "of rank 1")
+        self.lose_store(1)
+        for _ in range(2):  # without the directory, and with it
+            with self.assertRaisesRegex(ptc.CommitError, "node w1 had written something.*and has lost it"):
+                job.rename_into_checkpoints("step100")
+            os.makedirs(self.job(1).incoming("step100"), exist_ok=True)
+        models.write_file(self.job(0).incoming("step100") + ".without", "w1\n")
+        cluster.until(lambda: self.rename(0, "step100")[0] == "", "it is committed without it")
 
     def test_what_is_saved_after_the_beginning_is_not_gone_without(self):
         """w1 does not reach etcd when a save begins; its rank saves when it is back, and then it dies."""
