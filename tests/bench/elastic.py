@@ -54,7 +54,15 @@ def main():
                             best["jobs"] = max(best["jobs"], (done, where))
                             best["time"] = max(best["time"], (time, where))
                     print(f"{mode:9}{load:20}{hours:4} h{cells}{ours['changes'] / ours['jobs']:14.1f}")
-        print(f"most against max batch: {best['jobs'][0]:.2f} x the jobs ({best['jobs'][1]}; goal: 1.8), "
+        print("\nmean time where changes have a price in what is decided, ÷ where they have none (goal: never above 1)")
+        for price in (5, 30, 260):
+            cells = []
+            for load, words in LOADS.items():
+                of = json.loads(run("simulate", jobs, "--policy", "elastic,elastic+unpriced", *words, "--price", price,
+                                    "--seeds", arguments.seeds, "--json"))
+                cells.append(f"{load} {of['elastic']['mean_completion_s'] / of['elastic+unpriced']['mean_completion_s']:.2f}")
+            print(f"{price:5} s a change: " + ", ".join(cells))
+        print(f"\nmost against max batch: {best['jobs'][0]:.2f} x the jobs ({best['jobs'][1]}; goal: 1.8), "
               f"{best['time'][0]:.1f} x the time ({best['time'][1]}; goal: 10)")
 
 
