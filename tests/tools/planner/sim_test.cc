@@ -162,6 +162,20 @@ TEST(Simulator, WhatCostsNothingIsDoneAndWhatCostsAllIsNot) {
   EXPECT_LT(price_0, summary_of(world.nodes, world.jobs, never, world.rules).mean_s);
 }
 
+/// Where GPUs lie scattered who is to have more than there is room for does not begin anew each
+/// time.
+TEST(Simulator, ChangesThatCostMoreThanTheTimeBetweenDecisionsEnd) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    World world(seed);
+    world.nodes = {{"w0", 3}, {"w1", 3}, {"w2", 4}};
+    world.rules.scaling.change_s = world.rules.scaling.start_s = 260;
+    const Simulated run = world.run("elastic+unpriced", seed);
+    expect_possible(world, run);
+    expect_conserved(world, run);
+  }
+}
+
 TEST(Simulator, WhoHasNoRoomIsDroppedWhereThatIsWanted) {
   World world(1, 200);
   world.rules.drops = true;

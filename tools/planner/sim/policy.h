@@ -29,7 +29,7 @@ struct Policy {
 };
 
 /// "elastic", "elastic-completion", "max-batch", "min-batch", "random-batch", "asked"; each may end
-/// in "+accumulation". kInvalidArgument names the nearest.
+/// in "+accumulation", "+unpriced", or both. kInvalidArgument names the nearest.
 Result<Policy> parse_policy(const std::string& name);
 /// Each name, and what it does.
 std::vector<std::pair<std::string, std::string>> known_policies();

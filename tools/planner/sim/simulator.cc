@@ -12,6 +12,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSecondsOfADay = 86400;
+constexpr uint32_t kWaits = UINT32_MAX;
 
 class Simulation {
  public:
@@ -189,67 +190,65 @@ class Simulation {
     });
   }
 
-  /// Those that change give up their GPUs, and then all of them get others, the largest first.
+  /// Those that change give up their GPUs, and then all of them get others, the largest first. Who
+  /// has after it what he had before goes on: he would else stand still again at each decision.
   void apply(const std::vector<std::optional<uint32_t>>& decided) {
-    std::vector<uint32_t> wanted(jobs_.size(), UINT32_MAX);
-    std::vector<uint32_t> changing;
+    std::vector<uint32_t> wanted(jobs_.size(), kWaits);
+    std::vector<uint32_t> changing, all;
     for (size_t i = 0; i < here_.size(); ++i) {
       const uint32_t index = here_[i];
       if (decided[i]) wanted[index] = *decided[i];
+      if (decided[i]) all.push_back(index);
       if (decided[i] != jobs_[index].point) changing.push_back(index);
     }
     if (changing.empty()) return;
-    const auto gpus_of = [&](uint32_t index) {
-      return wanted[index] == UINT32_MAX ? 0 : jobs_[index].curve->points[wanted[index]].gpus;
-    };
-    const auto largest_first = [&](std::vector<uint32_t>& jobs) {
-      std::stable_sort(jobs.begin(), jobs.end(),
-                       [&](uint32_t a, uint32_t b) { return gpus_of(a) > gpus_of(b); });
-    };
     std::vector<std::vector<OnNode>> before(jobs_.size());
     for (const uint32_t index : here_) before[index] = cluster_.of(index);
-    for (const uint32_t index : changing) {
-      if (jobs_[index].point) end_segment(index);
-      cluster_.release(index);
-    }
-    largest_first(changing);
-    bool fits = true;
-    for (const uint32_t index : changing)
-      if (gpus_of(index) != 0) fits = fits && cluster_.place(index, gpus_of(index), &before[index]);
-    if (!fits) repack(changing, wanted, before, largest_first);
-    for (const uint32_t index : changing) {
-      if (wanted[index] != UINT32_MAX) {
+    for (const uint32_t index : changing) cluster_.release(index);
+    std::erase_if(changing, [&](uint32_t index) { return wanted[index] == kWaits; });
+    if (!place_all(changing, wanted, before)) repack(all, wanted, before);
+    cluster_.keep_numbers(before);
+    for (const uint32_t index : here_) {
+      Job& job = jobs_[index];
+      const bool waits = wanted[index] == kWaits;
+      if (waits ? !job.point
+                : job.point == wanted[index] && same_places(cluster_.of(index), before[index]))
+        continue;
+      if (job.point) end_segment(index, before[index]);
+      if (!waits) {
         begin_segment(index, wanted[index]);
-      } else if (jobs_[index].point) {
-        jobs_[index].point.reset();
+      } else {
+        job.point.reset();
         note(SimulatedEvent::What::kStops, index);
       }
     }
   }
 
+  uint32_t gpus_of(uint32_t index, uint32_t point) const {
+    return jobs_[index].curve->points[point].gpus;
+  }
+  void largest_first(std::vector<uint32_t>& jobs, const std::vector<uint32_t>& wanted) const {
+    std::stable_sort(jobs.begin(), jobs.end(), [&](uint32_t a, uint32_t b) {
+      return gpus_of(a, wanted[a]) > gpus_of(b, wanted[b]);
+    });
+  }
+  bool place_all(std::vector<uint32_t>& jobs, const std::vector<uint32_t>& wanted,
+                 const std::vector<std::vector<OnNode>>& before) {
+    largest_first(jobs, wanted);
+    return std::all_of(jobs.begin(), jobs.end(), [&](uint32_t index) {
+      return cluster_.place(index, gpus_of(index, wanted[index]), &before[index]);
+    });
+  }
+
   /// GPUs that are free lie scattered: all are placed anew, and who still has no room takes less.
-  /// Who was moved is among `changing` then.
-  void repack(std::vector<uint32_t>& changing, std::vector<uint32_t>& wanted,
-              const std::vector<std::vector<OnNode>>& before, const auto& largest_first) {
-    std::vector<uint32_t> all;
-    for (const uint32_t index : here_) {
-      cluster_.release(index);
-      if (wanted[index] != UINT32_MAX) all.push_back(index);
-    }
-    largest_first(all);
-    for (const uint32_t index : all) {
-      const std::vector<CurvePoint>& points = jobs_[index].curve->points;
-      while (!cluster_.place(index, points[wanted[index]].gpus, &before[index]))
-        if (wanted[index]-- == 0) break;  // and is UINT32_MAX: it waits
-    }
-    cluster_.keep_numbers(before);
-    for (const uint32_t index : all) {
-      if (std::find(changing.begin(), changing.end(), index) != changing.end()) continue;
-      if (wanted[index] == *jobs_[index].point && same_places(cluster_.of(index), before[index]))
-        continue;
-      end_segment(index, before[index]);
-      changing.push_back(index);
-    }
+  void repack(std::vector<uint32_t>& all, std::vector<uint32_t>& wanted,
+              const std::vector<std::vector<OnNode>>& before) {
+    for (const uint32_t index : all) cluster_.release(index);
+    largest_first(all, wanted);
+    for (const uint32_t index : all)
+      while (wanted[index] != kWaits &&
+             !cluster_.place(index, gpus_of(index, wanted[index]), &before[index]))
+        wanted[index] = wanted[index] == 0 ? kWaits : wanted[index] - 1;
   }
 
   static bool same_places(const std::vector<OnNode>& a, const std::vector<OnNode>& b) {
