@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <utility>
 
 #include "store/base/json.h"
 #include "tools/planner/sim/cluster.h"
@@ -68,6 +69,7 @@ struct World {
 void expect_possible(const World& world, const Simulated& run) {
   std::map<std::pair<uint32_t, uint32_t>, std::vector<std::pair<double, double>>> of_gpu;
   std::map<uint32_t, double> ended;
+  std::map<uint32_t, const Segment*> last;
   for (const Segment& segment : run.segments) {
     ASSERT_LT(segment.start, segment.end);
     uint32_t gpus = 0;
@@ -83,6 +85,12 @@ void expect_possible(const World& world, const Simulated& run) {
     ASSERT_GE(segment.start, world.jobs[segment.job].at_s);
     ASSERT_GE(segment.start, ended[segment.job]);
     ended[segment.job] = segment.end;
+    if (const Segment* before = std::exchange(last[segment.job], &segment);
+        before != nullptr && before->end == segment.start)
+      ASSERT_FALSE(before->point.gpus == segment.point.gpus &&
+                   before->point.batch == segment.point.batch &&
+                   before->on.front().node == segment.on.front().node)
+          << "it stood still for nothing";
   }
   for (auto& [gpu, spans] : of_gpu) {
     std::sort(spans.begin(), spans.end());
