@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "store/base/json.h"
-#include "tools/planner/sim/cluster.h"
+#include "tools/planner/elastic/placement.h"
 #include "tools/planner/sim/files.h"
 #include "tools/planner/sim/simulator.h"
 
@@ -86,11 +86,12 @@ void expect_possible(const World& world, const Simulated& run) {
     ASSERT_GE(segment.start, ended[segment.job]);
     ended[segment.job] = segment.end;
     if (const Segment* before = std::exchange(last[segment.job], &segment);
-        before != nullptr && before->end == segment.start)
+        before != nullptr && before->end == segment.start) {
       ASSERT_FALSE(before->point.gpus == segment.point.gpus &&
                    before->point.batch == segment.point.batch &&
                    before->on.front().node == segment.on.front().node)
           << "it stood still for nothing";
+    }
   }
   for (auto& [gpu, spans] : of_gpu) {
     std::sort(spans.begin(), spans.end());
@@ -209,8 +210,8 @@ TEST(Policy, ThoseThatThereAreAreNamed) {
               HasSubstr("'elastc' (did you mean 'elastic'?)"));
 }
 
-TEST(SimulatedCluster, TakesTheTightestNodeAndWholeOnes) {
-  SimulatedCluster cluster({{"a", 4}, {"b", 8}, {"c", 8}});
+TEST(Placement, TakesTheTightestNodeAndWholeOnes) {
+  Placement cluster({{"a", 4}, {"b", 8}, {"c", 8}});
   ASSERT_TRUE(cluster.place(1, 3));
   EXPECT_EQ(cluster.of(1)[0].node, 0u);
   ASSERT_TRUE(cluster.place(2, 16));

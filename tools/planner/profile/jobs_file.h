@@ -25,6 +25,14 @@ struct NodeOfCluster {
   uint32_t gpus = 0;
 };
 
+/// GPUs of a node by their numbers there; they need not lie one behind the other.
+struct OnNode {
+  uint32_t node = 0;           // an index
+  std::vector<uint32_t> gpus;  // ascending
+
+  bool operator==(const OnNode&) const = default;
+};
+
 struct JobToTrain {
   std::string name, model;
   double samples = 0;  // still to be read; > 0

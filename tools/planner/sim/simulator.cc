@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tools/planner/sim/cluster.h"
+#include "tools/planner/elastic/placement.h"
 #include "tools/planner/sim/random.h"
 
 namespace ptc::planner {
@@ -12,7 +12,6 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSecondsOfADay = 86400;
-constexpr uint32_t kWaits = UINT32_MAX;
 
 class Simulation {
  public:
@@ -190,77 +189,36 @@ class Simulation {
     });
   }
 
-  /// Those that change give up their GPUs, and then all of them get others, the largest first. Who
-  /// has after it what he had before goes on: he would else stand still again at each decision.
+  /// Who has after it what he had before goes on: he would else stand still again at each decision.
   void apply(const std::vector<std::optional<uint32_t>>& decided) {
-    std::vector<uint32_t> wanted(jobs_.size(), kWaits);
-    std::vector<uint32_t> changing, all;
+    std::vector<Wish> wishes;
+    std::vector<std::vector<OnNode>> before;
     for (size_t i = 0; i < here_.size(); ++i) {
       const uint32_t index = here_[i];
-      if (decided[i]) wanted[index] = *decided[i];
-      if (decided[i]) all.push_back(index);
-      if (decided[i] != jobs_[index].point) changing.push_back(index);
+      wishes.push_back({index, jobs_[index].curve, decided[i], jobs_[index].point});
+      before.push_back(cluster_.of(index));
     }
-    if (changing.empty()) return;
-    std::vector<std::vector<OnNode>> before(jobs_.size());
-    for (const uint32_t index : here_) before[index] = cluster_.of(index);
-    for (const uint32_t index : changing) cluster_.release(index);
-    std::erase_if(changing, [&](uint32_t index) { return wanted[index] == kWaits; });
-    if (!place_all(changing, wanted, before)) repack(all, wanted, before);
-    cluster_.keep_numbers(before);
-    for (const uint32_t index : here_) {
-      Job& job = jobs_[index];
-      const bool waits = wanted[index] == kWaits;
-      if (waits ? !job.point
-                : job.point == wanted[index] && same_places(cluster_.of(index), before[index]))
+    cluster_.carry_out(wishes);
+    for (size_t i = 0; i < wishes.size(); ++i) {
+      const Wish& wish = wishes[i];
+      Job& job = jobs_[wish.job];
+      if (wish.point ? job.point == wish.point && same_nodes(cluster_.of(wish.job), before[i])
+                     : !job.point)
         continue;
-      if (job.point) end_segment(index, before[index]);
-      if (!waits) {
-        begin_segment(index, wanted[index]);
+      if (job.point) end_segment(wish.job, before[i]);
+      if (wish.point) {
+        begin_segment(wish.job, *wish.point);
       } else {
         job.point.reset();
-        note(SimulatedEvent::What::kStops, index);
+        note(SimulatedEvent::What::kStops, wish.job);
       }
     }
-  }
-
-  uint32_t gpus_of(uint32_t index, uint32_t point) const {
-    return jobs_[index].curve->points[point].gpus;
-  }
-  void largest_first(std::vector<uint32_t>& jobs, const std::vector<uint32_t>& wanted) const {
-    std::stable_sort(jobs.begin(), jobs.end(), [&](uint32_t a, uint32_t b) {
-      return gpus_of(a, wanted[a]) > gpus_of(b, wanted[b]);
-    });
-  }
-  bool place_all(std::vector<uint32_t>& jobs, const std::vector<uint32_t>& wanted,
-                 const std::vector<std::vector<OnNode>>& before) {
-    largest_first(jobs, wanted);
-    return std::all_of(jobs.begin(), jobs.end(), [&](uint32_t index) {
-      return cluster_.place(index, gpus_of(index, wanted[index]), &before[index]);
-    });
-  }
-
-  /// GPUs that are free lie scattered: all are placed anew, and who still has no room takes less.
-  void repack(std::vector<uint32_t>& all, std::vector<uint32_t>& wanted,
-              const std::vector<std::vector<OnNode>>& before) {
-    for (const uint32_t index : all) cluster_.release(index);
-    largest_first(all, wanted);
-    for (const uint32_t index : all)
-      while (wanted[index] != kWaits &&
-             !cluster_.place(index, gpus_of(index, wanted[index]), &before[index]))
-        wanted[index] = wanted[index] == 0 ? kWaits : wanted[index] - 1;
-  }
-
-  static bool same_places(const std::vector<OnNode>& a, const std::vector<OnNode>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const OnNode& x, const OnNode& y) {
-      return x.node == y.node && x.gpus.size() == y.gpus.size();
-    });
   }
 
   const std::vector<ArrivingJob>& arriving_;
   const SimulationRules& rules_;
   const ScalingRules decides_by_;
-  SimulatedCluster cluster_;
+  Placement cluster_;
   Random random_;
   std::vector<Job> jobs_;
   std::vector<uint32_t> here_;   // came and not ended, in that order

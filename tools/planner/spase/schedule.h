@@ -8,12 +8,6 @@
 
 namespace ptc::planner {
 
-/// GPUs [first, first + count) of a node need not be one behind the other: each has its number.
-struct OnNode {
-  uint32_t node = 0;
-  std::vector<uint32_t> gpus;  // ascending
-};
-
 struct Run {
   uint32_t task = 0, configuration = 0;  // into Instance::tasks, Task::configurations
   double start = 0, end = 0;             // seconds

@@ -1,30 +1,31 @@
-#include "tools/planner/sim/cluster.h"
+#include "tools/planner/elastic/placement.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ptc::planner {
 
-SimulatedCluster::SimulatedCluster(const std::vector<NodeOfCluster>& nodes) {
+Placement::Placement(const std::vector<NodeOfCluster>& nodes) {
   for (const NodeOfCluster& node : nodes) {
     nodes_.push_back({std::vector<bool>(node.gpus), node.gpus});
     largest_ = std::max(largest_, node.gpus);
   }
 }
 
-uint32_t SimulatedCluster::gpus() const {
+uint32_t Placement::gpus() const {
   uint32_t sum = 0;
   for (const Node& node : nodes_)
     if (!node.is_down) sum += static_cast<uint32_t>(node.is_taken.size());
   return sum;
 }
 
-const std::vector<OnNode>& SimulatedCluster::of(uint32_t job) const {
+const std::vector<OnNode>& Placement::of(uint32_t job) const {
   static const std::vector<OnNode> kNothing;
   const auto found = taken_.find(job);
   return found == taken_.end() ? kNothing : found->second;
 }
 
-void SimulatedCluster::release(uint32_t job) {
+void Placement::release(uint32_t job) {
   const auto found = taken_.find(job);
   if (found == taken_.end()) return;
   for (const OnNode& on : found->second) {
@@ -34,7 +35,7 @@ void SimulatedCluster::release(uint32_t job) {
   taken_.erase(found);
 }
 
-OnNode SimulatedCluster::take(uint32_t node, uint32_t gpus) {
+OnNode Placement::take(uint32_t node, uint32_t gpus) {
   OnNode on{node, {}};
   for (uint32_t gpu = 0; on.gpus.size() < gpus; ++gpu) {
     if (nodes_[node].is_taken[gpu]) continue;
@@ -45,7 +46,7 @@ OnNode SimulatedCluster::take(uint32_t node, uint32_t gpus) {
   return on;
 }
 
-bool SimulatedCluster::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near) {
+bool Placement::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near) {
   const auto has_room = [&](uint32_t node, uint32_t wanted) {
     return !nodes_[node].is_down && nodes_[node].free >= wanted;
   };
@@ -81,9 +82,79 @@ bool SimulatedCluster::place(uint32_t job, uint32_t gpus, const std::vector<OnNo
   return true;
 }
 
-void SimulatedCluster::keep_numbers(const std::vector<std::vector<OnNode>>& before) {
+bool Placement::take(uint32_t job, std::vector<OnNode> places) {
+  for (const OnNode& on : places) {
+    if (on.node >= nodes_.size() || nodes_[on.node].is_down) return false;
+    const std::vector<bool>& is_taken = nodes_[on.node].is_taken;
+    for (const uint32_t gpu : on.gpus)
+      if (gpu >= is_taken.size() || is_taken[gpu]) return false;
+  }
+  for (const OnNode& on : places) {
+    for (const uint32_t gpu : on.gpus) nodes_[on.node].is_taken[gpu] = true;
+    nodes_[on.node].free -= static_cast<uint32_t>(on.gpus.size());
+  }
+  release(job);
+  taken_[job] = std::move(places);
+  return true;
+}
+
+void Placement::carry_out(std::span<Wish> wishes) {
+  std::vector<Wish*> changing, placed;
+  for (Wish& wish : wishes) {
+    if (wish.point) placed.push_back(&wish);
+    if (wish.point != wish.now) changing.push_back(&wish);
+  }
+  if (changing.empty()) return;
+  const Places before = taken_;
+  for (const Wish* wish : changing) release(wish->job);
+  std::erase_if(changing, [](const Wish* wish) { return !wish->point; });
+  if (!place_all(std::move(changing), before)) {
+    for (const Wish* wish : placed) release(wish->job);
+    place_what_has_room(std::move(placed), before);
+  }
+  keep_numbers(before);
+}
+
+namespace {
+
+uint32_t gpus_of(const Wish& wish) { return wish.curve->points[*wish.point].gpus; }
+
+void largest_first(std::vector<Wish*>& wishes) {
+  std::stable_sort(wishes.begin(), wishes.end(),
+                   [](const Wish* a, const Wish* b) { return gpus_of(*a) > gpus_of(*b); });
+}
+
+const std::vector<OnNode>* places_of(const std::map<uint32_t, std::vector<OnNode>>& places,
+                                     uint32_t job) {
+  const auto found = places.find(job);
+  return found == places.end() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+bool Placement::place_all(std::vector<Wish*> wishes, const Places& before) {
+  largest_first(wishes);
+  return std::all_of(wishes.begin(), wishes.end(), [&](const Wish* wish) {
+    return place(wish->job, gpus_of(*wish), places_of(before, wish->job));
+  });
+}
+
+void Placement::place_what_has_room(std::vector<Wish*> wishes, const Places& before) {
+  largest_first(wishes);
+  for (Wish* wish : wishes)
+    while (wish->point && !place(wish->job, gpus_of(*wish), places_of(before, wish->job))) {
+      if (*wish->point == 0) wish->point.reset();
+      else --*wish->point;
+    }
+}
+
+/// Who has as many of a node as before keeps the same ones, and the others of that node get the
+/// rest.
+void Placement::keep_numbers(const Places& before) {
   const auto as_before = [&](uint32_t job, const OnNode& on) -> const OnNode* {
-    for (const OnNode& old : before[job])
+    const std::vector<OnNode>* places = places_of(before, job);
+    if (places == nullptr) return nullptr;
+    for (const OnNode& old : *places)
       if (old.node == on.node && old.gpus.size() == on.gpus.size()) return &old;
     return nullptr;
   };
@@ -104,7 +175,13 @@ void SimulatedCluster::keep_numbers(const std::vector<std::vector<OnNode>>& befo
     }
 }
 
-std::vector<uint32_t> SimulatedCluster::fail(uint32_t node) {
+bool same_nodes(const std::vector<OnNode>& a, const std::vector<OnNode>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const OnNode& x, const OnNode& y) {
+    return x.node == y.node && x.gpus.size() == y.gpus.size();
+  });
+}
+
+std::vector<uint32_t> Placement::fail(uint32_t node) {
   nodes_[node].is_down = true;
   std::vector<uint32_t> lost;
   for (const auto& [job, places] : taken_)
