@@ -1,19 +1,24 @@
-// ptc autoscale: who of many jobs would get how many GPUs now, and with which batch.
+// ptc autoscale: who of many jobs gets how many GPUs now, and with which batch; and carries it out.
+#include <fmt/chrono.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <set>
+#include <cstdio>
+#include <ctime>
 
 #include "store/base/json.h"
 #include "tools/cli/numbers.h"
 #include "tools/planner/elastic/autoscaler.h"
 #include "tools/planner/profile/input.h"
+#include "tools/planner/run/live.h"
 #include "tools/planner/sim/policy.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/interruptions.h"
+#include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -21,10 +26,12 @@ namespace {
 
 struct AutoscaleOptions {
   std::string file, device, policy = "elastic";
-  std::optional<std::string> start_price;
-  std::string price = "30", horizon = "3600";
-  bool dry_run = false, as_json = false;
+  std::optional<std::string> price, start_price;
+  std::string horizon = "3600", every = "60", logs = "autoscale-logs", adopt;
+  bool dry_run = false, until_done = false, as_json = false;
 };
+
+constexpr double kUsualPrice = 30;  // where neither a number nor a mount tells
 
 /// What a job has and would get.
 struct Line {
@@ -125,11 +132,16 @@ void print_json(const std::vector<Line>& lines) {
   fmt::print("{}", pretty_json(json::object{{"jobs", std::move(jobs)}}));
 }
 
-Result<int> run_autoscale(const AutoscaleOptions& options) {
-  if (!options.dry_run)
-    return invalid_argument(
-        "so far it only shows what it would do: --dry-run (a layout is then saved with \"ptc "
-        "layout JOB set\")");
+planner::ScalingRules rules_of(const AutoscaleOptions& options, const planner::Policy& policy) {
+  planner::ScalingRules rules;
+  rules.objective = policy.objective;
+  rules.change_s = options.price ? std::stod(*options.price) : kUsualPrice;
+  rules.start_s = options.start_price ? std::stod(*options.start_price) : rules.change_s;
+  rules.horizon_s = std::stod(options.horizon);
+  return rules;
+}
+
+Result<int> show(const AutoscaleOptions& options) {
   PTC_TRY(auto policy, planner::parse_policy(options.policy));
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   if (!options.device.empty()) from.file.device = options.device;
@@ -137,11 +149,7 @@ Result<int> run_autoscale(const AutoscaleOptions& options) {
   const std::string name = planner::input_name(options.file);
   PTC_TRY(auto rows, planner::rows_of_jobs(from));
   planner::PolicyCurves curves(policy, rows, from.file.jobs, from.file.nodes);
-  planner::ScalingRules rules;
-  rules.objective = policy.objective;
-  rules.change_s = std::stod(options.price);
-  rules.start_s = std::stod(options.start_price.value_or(options.price));
-  rules.horizon_s = std::stod(options.horizon);
+  planner::ScalingRules rules = rules_of(options, policy);
   const planner::ScalingRules told = rules;
   if (policy.ignores_prices) rules.change_s = rules.start_s = 0;
   std::vector<Line> lines;
@@ -165,27 +173,85 @@ Result<int> run_autoscale(const AutoscaleOptions& options) {
   return kDone;
 }
 
+Result<int> carry_out(const Context& context, const AutoscaleOptions& options) {
+  planner::LiveSettings settings;
+  PTC_TRY(settings.policy, planner::parse_policy(options.policy));
+  PTC_TRY(settings.mount, find_mount(context.mount_option));
+  if (!planner::has_a_place(options.file))
+    return invalid_argument("{}: a file is wanted that can be read again when it changes",
+                            planner::input_name(options.file));
+  settings.file = options.file;
+  settings.logs = options.logs;
+  settings.device = options.device;
+  settings.rules = rules_of(options, settings.policy);
+  settings.fixed_prices = options.price.has_value();
+  settings.every_s = std::stod(options.every);
+  settings.until_done = options.until_done;
+  const Interruptions interruptions(Interruptions::kFirst);
+  planner::LiveUses uses;
+  uses.say = [](const std::string& line) {
+    fmt::print("{:%H:%M:%S} {}\n", fmt::localtime(std::time(nullptr)), printable(line));
+    std::fflush(stdout);
+  };
+  uses.ask = [mount = settings.mount](const json::object& request) { return ask(mount, request); };
+  uses.is_stopped = [] { return interrupted.load(); };
+  PTC_TRY(const auto given_up, planner::run_live(std::move(settings), std::move(uses)));
+  if (given_up.empty()) return kDone;
+  fmt::print(stderr, "ptc: given up: {}\n", fmt::join(given_up, ", "));
+  return kFailed;
+}
+
+Result<int> run_autoscale(const Context& context, const AutoscaleOptions& options) {
+  if (!options.adopt.empty()) {
+    PTC_TRY(auto target, find_job(context.mount_option, options.adopt));
+    PTC_TRY(planner::adopt(target.mount, target.job));
+    fmt::print("{}: the autoscaler decides for it again\n", target.job);
+    return kDone;
+  }
+  if (options.file.empty()) return invalid_argument("FILE is missing: jobs.json");
+  return options.dry_run ? show(options) : carry_out(context, options);
+}
+
 }  // namespace
 
 void add_autoscale(CLI::App& app, Context& context) {
   auto [command, options] = add_command<AutoscaleOptions>(
-      app, context, "autoscale", "Decide who of many jobs gets how many GPUs now",
-      [](Context&, const AutoscaleOptions& given) { return run_autoscale(given); });
+      app, context, "autoscale", "Decide who of many jobs gets how many GPUs, and carry it out",
+      run_autoscale);
   command->footer(
-      "FILE is as of \"ptc spase\", the jobs in the order in which they came. What a job\n"
-      "has stands in its \"now\": {\"gpus\": 4, \"batch\": 256}; without, it waits. Printed\n"
-      "is what each has and would get, how much faster it would be, what the change\n"
-      "costs, and how long it then takes to its end.\n"
-      "\nExample: ptc autoscale jobs.json --dry-run --price 45");
-  command->add_option("FILE", options->file, "jobs.json; -: standard input")->required();
+      "FILE is as of \"ptc spase\", the jobs in the order in which they came. Each is a\n"
+      "job of the mount, and its \"run\" starts it: [\"./train.sh\"], which reads $PTC_JOB\n"
+      "and, at SIGTERM, saves its state, commits it and ends. It is given other GPUs\n"
+      "when jobs come and end, nodes fail and return, and now and then: it ends, its\n"
+      "layout.json and batch are saved, its state is brought there, it starts. FILE may\n"
+      "be changed meanwhile. A job whose layout.json somebody else saves is left alone\n"
+      "until --adopt. ^C ends the autoscaler; jobs go on, and the next one finds them.\n"
+      "\nWith --dry-run nothing is changed. What a job has stands in its \"now\" then:\n"
+      "{\"gpus\": 4, \"batch\": 256}; without, it waits.\n"
+      "\nExit status: 0 stopped, or all done; 1 a job was given up, or it cannot begin.\n"
+      "\nExamples:\n  ptc autoscale jobs.json --dry-run --price 45\n"
+      "  ptc autoscale jobs.json --until-done\n  ptc autoscale --adopt llama");
+  command->add_option("FILE", options->file, "jobs.json; with --dry-run -: standard input");
   command->add_flag("--dry-run", options->dry_run, "only show it");
+  command->add_flag("--until-done", options->until_done, "end when all jobs have ended");
+  command->add_option("--every", options->every, "decide so often at least")
+      ->type_name("S")
+      ->check(number(0.1, kMostSeconds))
+      ->capture_default_str();
+  command->add_option("--logs", options->logs, "a directory for what jobs print")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->add_option("--adopt", options->adopt, "decide again for a job that is left alone")
+      ->type_name("JOB");
   command->add_option("--policy", options->policy, "as of \"ptc simulate\"")
       ->type_name("NAME")
       ->capture_default_str();
-  command->add_option("--price", options->price, "seconds that a change costs a job")
+  command
+      ->add_option("--price", options->price,
+                   "seconds that a change costs a job; else by ptcfs's own plan and what\n"
+                   "changes took (--dry-run: 30)")
       ->type_name("S")
-      ->check(number(0, kMostSeconds))
-      ->capture_default_str();
+      ->check(number(0, kMostSeconds));
   command->add_option("--start-price", options->start_price, "and its start; else the same")
       ->type_name("S")
       ->check(number(0, kMostSeconds));

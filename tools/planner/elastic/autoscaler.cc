@@ -12,12 +12,14 @@ std::vector<Offer> offers_of(const ElasticJob& job, const ScalingRules& rules) {
   const double weight = rules.objective == Objective::kCompletion
                             ? 1 / std::sqrt(job.samples_left / job.curve->of_one_gpu)
                             : 1;
-  const double price = job.runs ? rules.change_s : rules.start_s;
-  const double horizon = std::max(rules.horizon_s, 4 * price);
   std::vector<Offer> offers;
   offers.reserve(job.curve->points.size());
   for (uint32_t i = 0; i < job.curve->points.size(); ++i) {
     const CurvePoint& point = job.curve->points[i];
+    const double price = !job.price_s.empty() ? job.price_s[i]
+                         : job.runs           ? rules.change_s
+                                              : rules.start_s;
+    const double horizon = std::max(rules.horizon_s, 4 * price);
     double kept = 1;
     if (job.now != i && price > 0)
       kept = std::max(0.0, 1 - price / std::min(job.samples_left / point.samples_per_s, horizon));

@@ -24,6 +24,7 @@ struct ElasticJob {
   std::optional<uint32_t> now;   // the point of its curve that it has
   bool runs =
       now.has_value();  // else it waits; without `now`: what it has is no point of its curve
+  std::vector<double> price_s = {};  // of a change to each point; empty: as of the rules
 };
 
 struct ScalingRules {

@@ -19,7 +19,8 @@ Curve make_curve(const std::vector<const ProfileRow*>& rows, const std::string& 
   };
   Curve curve;
   for (const FrontierPoint& point : frontier(rows, of))
-    curve.points.push_back({point.gpus, point.samples_per_s, point.row->batch, point.row->way()});
+    curve.points.push_back({point.gpus, point.samples_per_s, point.row->batch, point.row->way(), 0,
+                            point.row->tp, point.row->pp, point.row->dp, point.row->technique});
   for (const CurvePoint& point : curve.points) {
     curve.of_one_gpu = std::max(curve.of_one_gpu, point.samples_per_s / point.gpus);
     if (point.gpus == 1) break;  // it is measured, and need not be inferred

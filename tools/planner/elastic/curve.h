@@ -16,6 +16,13 @@ struct CurvePoint {
   uint64_t batch = 0;
   std::string way;      // "ddp tp1-pp1-dp4"
   double speed_up = 0;  // by the reference, below
+  uint32_t tp = 1, pp = 1, dp = 1;
+  std::string technique = {};  // as its profile says; may be empty
+
+  /// The same number of GPUs, used in the same way.
+  bool is_as(const CurvePoint& other) const {
+    return gpus == other.gpus && batch == other.batch && way == other.way;
+  }
 };
 
 /// By GPUs, ascending, each faster than those before it.

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMostJobsBytes = 16 << 20, kMostProfileBytes = 64 << 20;
 constexpr size_t kMostNodes = 100'000, kMostJobs = 100'000;
 constexpr uint64_t kMostGpusOfANode = 1024;
-constexpr double kMostSamples = 1e18;
+constexpr double kMostSamples = 1e18, kMostSeconds = 1e9;
 
 using Path = std::vector<std::string>;
 
@@ -51,7 +51,7 @@ class JobParser : JsonSettings {
 
   Result<JobToTrain> parse() const {
     PTC_TRY(check_known(text_, at_, object_,
-                        {"name", "model", "samples", "batch", "technique", "now"}));
+                        {"name", "model", "samples", "batch", "technique", "now", "run"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -66,6 +66,7 @@ class JobParser : JsonSettings {
     job.samples = number;
     PTC_TRY(batch(job));
     PTC_TRY(now(job));
+    PTC_TRY(run(job));
     return job;
   }
 
@@ -124,6 +125,51 @@ class JobParser : JsonSettings {
     if (gpus == 0) return missing(text_, at, "gpus", "how many it has");
     now.gpus = static_cast<uint32_t>(gpus);
     PTC_TRY(now.batch, number("batch", kMostBatch));
+    return ok();
+  }
+
+  Result<> run(JobToTrain& job) const {
+    const json::value* value = object_.if_contains("run");
+    if (value == nullptr) return ok();
+    const Path at = below("run");
+    const auto place = [&](const char* key) {
+      Path path = at;
+      path.push_back(key);
+      return path;
+    };
+    JobToTrain::Run& run = job.run.emplace();
+    const json::value* command = value;
+    if (value->is_object()) {
+      const json::object& all = value->get_object();
+      PTC_TRY(
+          check_known(text_, at, all, {"command", "directory", "stops_within", "progress_within"}));
+      command = all.if_contains("command");
+      if (command == nullptr) return missing(text_, at, "command", "[\"./train.sh\", …]");
+      if (const json::value* directory = all.if_contains("directory")) {
+        if (!directory->is_string()) return error(place("directory"), "'directory' must be a text");
+        run.directory = std::string(directory->get_string());
+      }
+      const auto seconds = [&](const char* key) -> Result<std::optional<double>> {
+        const json::value* found = all.if_contains(key);
+        if (found == nullptr) return std::optional<double>();
+        const double number = found->is_number() ? found->to_number<double>() : 0;
+        if (!(number > 0) || number > kMostSeconds)
+          return error(place(key), fmt::format("'{}' must be seconds, more than 0", key));
+        return std::optional<double>(number);
+      };
+      PTC_TRY(const auto stops, seconds("stops_within"));
+      if (stops) run.stops_within_s = *stops;
+      PTC_TRY(run.progress_within_s, seconds("progress_within"));
+    }
+    const auto wrong = [&] {
+      return error(at, "'run' is a program and its arguments: [\"./train.sh\", …]");
+    };
+    if (!command->is_array() || command->get_array().empty()) return wrong();
+    for (const json::value& word : command->get_array()) {
+      if (!word.is_string() || word.get_string().find('\0') != json::string::npos) return wrong();
+      run.command.emplace_back(word.get_string());
+    }
+    if (run.command.front().empty()) return wrong();
     return ok();
   }
 

@@ -6,7 +6,11 @@
 //     "jobs": [
 //       {"name": "a", "model": "gpt2", "samples": 1000000, "batch": 256},
 //       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp",
-//        "now": {"gpus": 4, "batch": 256}} ]}              // what it has, if it runs
+//        "now": {"gpus": 4, "batch": 256},                 // what it has, if it runs
+//        "run": ["./train.sh", "b"]} ]}                    // how "ptc autoscale" starts it
+//
+// "run" may say more: {"command": ["./train.sh"], "directory": "..", "stops_within": 600,
+// "progress_within": 3600} (seconds).
 #pragma once
 
 #include <cstdint>
@@ -35,7 +39,7 @@ struct OnNode {
 
 struct JobToTrain {
   std::string name, model;
-  double samples = 0;  // still to be read; > 0
+  double samples = 0;  // to be read; > 0. Without a mount: still to be read
   uint64_t least_batch = 1, most_batch = UINT64_MAX;
   std::string technique;  // what its user would take; empty: any
   struct Now {
@@ -43,6 +47,15 @@ struct JobToTrain {
     uint64_t batch = 0;  // 0: not said
   };
   std::optional<Now> now = {};  // none: it has not begun
+  struct Run {
+    std::vector<std::string> command;              // a program and its arguments
+    std::string directory;                         // where it starts; relative to that of the file
+    double stops_within_s = 600;                   // after SIGTERM; then it is killed
+    std::optional<double> progress_within_s = {};  // of its start and of each progress
+
+    bool operator==(const Run&) const = default;
+  };
+  std::optional<Run> run = {};
 };
 
 struct JobsFile {

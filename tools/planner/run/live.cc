@@ -1,0 +1,454 @@
+#include "tools/planner/run/live.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "store/base/file.h"
+#include "tools/planner/elastic/placement.h"
+#include "tools/planner/profile/input.h"
+#include "tools/planner/run/json_fields.h"
+#include "tools/planner/run/live_job.h"
+
+namespace ptc::planner {
+namespace {
+
+constexpr auto kStep = std::chrono::milliseconds(50);
+constexpr double kLooks = 0.5;     // seconds between looks at the mount
+constexpr double kTogether = 0.2;  // what happens within this is one reason to decide
+constexpr auto kLockPatience = std::chrono::milliseconds(0);
+
+/// Which version of a file it is: a rename over it has another inode.
+std::string version_of(const std::string& path) {
+  struct stat facts = {};
+  if (::stat(path.c_str(), &facts) != 0) return "";
+  return fmt::format("{} {} {} {}.{}", facts.st_dev, facts.st_ino, facts.st_size,
+                     facts.st_mtim.tv_sec, facts.st_mtim.tv_nsec);
+}
+
+json::value short_point(const std::optional<CurvePoint>& point) {
+  if (!point) return nullptr;
+  return json::object{{"gpus", point->gpus}, {"batch", point->batch}, {"way", point->way}};
+}
+
+std::string gpus_and_batch(const std::optional<CurvePoint>& point) {
+  if (!point) return "no GPU";
+  return fmt::format("{}, batch {} ({})", counted(point->gpus, "GPU"), point->batch, point->way);
+}
+
+class LiveAutoscaler : public LiveJobs {
+ public:
+  LiveAutoscaler(LiveSettings settings, LiveUses uses)
+      : settings_(std::move(settings)), uses_(std::move(uses)), placement_({}) {}
+
+  Result<> begin() {
+    // Of a file that is never written: a lock of its own is all that it has.
+    PTC_TRY(lock_, open_file(AT_FDCWD, settings_.mount + "/.ptc/version", O_RDONLY));
+    PTC_TRY(const bool locked, lock_file(lock_.get(), kLockPatience));
+    if (!locked)
+      return make_error(Code::kBusy, "another autoscaler is at work in {}", settings_.mount);
+    PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));
+    settings_.logs = std::filesystem::absolute(settings_.logs).string();
+    version_ = version_of(settings_.file);
+    PTC_TRY(auto from, read_checked());
+    take_up(std::move(from));
+    for (LiveJob* job : in_order()) {
+      job->look();
+      job->find_again([this](const auto& devices) { return places_of(devices); });
+      if (!job->holds().empty()) placement_.take(job->id(), job->holds());
+    }
+    reasons_.clear();
+    decide_soon("the autoscaler begins");
+    return ok();
+  }
+
+  void run() {
+    double looked = -kLooks, decided = now();
+    while (!uses_.is_stopped()) {
+      if (now() - looked >= kLooks) {
+        looked = now();
+        read_file_again();
+        look_at_nodes();
+        for (LiveJob* job : in_order()) job->look();
+      }
+      for (LiveJob* job : in_order()) job->step();
+      const bool is_time = now() - decided >= settings_.every_s;
+      if (is_time || (!reasons_.empty() && now() - reason_at_ >= kTogether)) {
+        if (reasons_.empty())
+          reasons_.push_back(fmt::format("{:.0f} s have passed", settings_.every_s));
+        decided = now();
+        decide_now();
+        reasons_.clear();
+        for (LiveJob* job : in_order()) job->step();
+      }
+      if (settings_.until_done && is_all_over()) return;
+      std::this_thread::sleep_for(kStep);
+    }
+  }
+
+  std::vector<std::string> given_up() const {
+    std::vector<std::string> names;
+    for (const auto& [name, job] : jobs_)
+      if (job->state() == LiveState::kGivenUp) names.push_back(name);
+    return names;
+  }
+
+  void say_how_it_ends() const {
+    size_t running = 0;
+    for (const auto& [name, job] : jobs_)
+      running += job->state() == LiveState::kRuns || job->state() == LiveState::kStops;
+    if (running > 0)
+      uses_.say(fmt::format("{} on; the next autoscaler finds {} again",
+                            counted(running, "job") + (running == 1 ? " goes" : " go"),
+                            running == 1 ? "it" : "them"));
+  }
+
+  // LiveJobs
+  double now() const override {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  void say(const std::string& job, const std::string& text) override {
+    uses_.say(fmt::format("{}: {}", job, text));
+  }
+
+  void decide_soon(const std::string& why) override {
+    if (reasons_.empty()) reason_at_ = now();
+    reasons_.push_back(why);
+  }
+
+  bool are_free(uint32_t job, const std::vector<OnNode>& places) const override {
+    for (const OnNode& on : places)
+      if (!placement_.works(on.node)) return false;
+    for (const auto& [name, other] : jobs_) {
+      if (other->id() == job) continue;
+      for (const OnNode& theirs : other->holds())
+        for (const OnNode& mine : places)
+          if (theirs.node == mine.node &&
+              std::find_first_of(theirs.gpus.begin(), theirs.gpus.end(), mine.gpus.begin(),
+                                 mine.gpus.end()) != theirs.gpus.end())
+            return false;
+    }
+    return true;
+  }
+
+  std::vector<std::string> devices_of(const std::vector<OnNode>& places) const override {
+    std::vector<std::string> devices;
+    for (const OnNode& on : places)
+      for (const uint32_t gpu : on.gpus)
+        devices.push_back(fmt::format("{}:{}", from_.file.nodes[on.node].name, gpu));
+    return devices;
+  }
+
+  Prices& prices() override { return prices_; }
+
+  Movement movement(const LiveJob& job, const CurvePoint& point) override {
+    const auto known = known_movement(job, point);
+    return known.has_value() ? known.value() : Movement{};
+  }
+
+ private:
+  /// The dry run of ptcfs itself. It depends on the shapes and on both layouts alone.
+  Result<Movement> known_movement(const LiveJob& job, const CurvePoint& point) {
+    if (!job.seen() || job.seen()->checkpoint.empty()) return Movement{};
+    const std::string key =
+        fmt::format("{} {} {} {}", job.spec().name, job.seen()->in_force, point.way, point.gpus);
+    if (const auto found = movements_.find(key); found != movements_.end()) return found->second;
+    PTC_TRY(auto layout, layout_of_point(job.seen()->layout, point, {}));
+    layout.erase("devices");
+    PTC_TRY(const json::object plan,
+            uses_.ask({{"do", "plan"}, {"job", job.spec().name}, {"layout", layout}}));
+    Movement movement;
+    if (const json::object* bytes = object_of(plan, "bytes"))
+      movement = {number_of(*bytes, "moved"), number_of(*bytes, "local")};
+    movements_[key] = movement;
+    return movement;
+  }
+
+  Result<JobsAndProfiles> read_checked() {
+    PTC_TRY(auto from, read_jobs_file(settings_.file));
+    if (!settings_.device.empty()) from.file.device = settings_.device;
+    PTC_TRY(const auto rows, rows_of_jobs(from));
+    PolicyCurves tried(settings_.policy, rows, from.file.jobs, from.file.nodes);
+    for (uint32_t i = 0; i < from.file.jobs.size(); ++i) {
+      const JobToTrain& job = from.file.jobs[i];
+      if (!job.run)
+        return invalid_argument("{}: job {}: 'run' is missing: how it is started, [\"./train.sh\"]",
+                                settings_.file, ptc::quoted(job.name));
+      if (job.name.find('/') != std::string::npos || job.name.starts_with('.'))
+        return invalid_argument("{}: {} cannot be the name of a job in a mount", settings_.file,
+                                ptc::quoted(job.name));
+      if (auto curve = tried.of({job.name, i, 0, job.samples, 0}, i); curve.has_error())
+        return std::move(curve).error().with_context(settings_.file);
+    }
+    return from;
+  }
+
+  /// A file that is right becomes what holds.
+  void take_up(JobsAndProfiles from) {
+    for (const std::string& remark : from.remarks) uses_.say(remark);
+    const bool same_nodes_as_before =
+        std::equal(from.file.nodes.begin(), from.file.nodes.end(), from_.file.nodes.begin(),
+                   from_.file.nodes.end(), [](const NodeOfCluster& a, const NodeOfCluster& b) {
+                     return a.name == b.name && a.gpus == b.gpus;
+                   });
+    std::map<std::string, std::vector<std::string>> devices;  // by job, before numbers change
+    for (const auto& [name, job] : jobs_) devices[name] = devices_of(placement_.of(job->id()));
+    from_ = std::move(from);
+    rows_ = rows_of_jobs(from_).value();
+    curves_ =
+        std::make_unique<PolicyCurves>(settings_.policy, rows_, from_.file.jobs, from_.file.nodes);
+    if (!same_nodes_as_before) placement_ = Placement(from_.file.nodes);
+    order_.clear();
+    std::string base = std::filesystem::absolute(settings_.file).parent_path().string();
+    for (uint32_t i = 0; i < from_.file.jobs.size(); ++i) {
+      const JobToTrain& spec = from_.file.jobs[i];
+      auto& job = jobs_[spec.name];
+      if (job == nullptr)
+        job = std::make_unique<LiveJob>(next_id_++, spec, settings_.mount, base, settings_.logs,
+                                        *this);
+      else job->set_spec(spec);
+      job->set_curve(*curves_->of({spec.name, i, 0, spec.samples, 0}, i).value());
+      order_.push_back(job.get());
+      if (!same_nodes_as_before)
+        if (const auto places = places_of(devices[spec.name]); places && !places->empty())
+          placement_.take(job->id(), *places);
+    }
+    for (const auto& [name, job] : jobs_)
+      if (std::find(order_.begin(), order_.end(), job.get()) == order_.end()) {
+        order_.push_back(job.get());
+        if (!job->is_over() && job->state() != LiveState::kByHand)
+          job->leave_alone("it is not in " + settings_.file + " any more: it is left alone");
+      }
+    decide_soon(settings_.file + " has changed");
+  }
+
+  void read_file_again() {
+    const std::string version = version_of(settings_.file);
+    if (version.empty() || version == version_) return;  // an editor may be at work
+    version_ = version;
+    std::vector<LiveJob*> before = order_;
+    auto from = read_checked();
+    if (from.has_error()) {
+      uses_.say(std::string(from.error().message()) + "; what it said before holds");
+      return;
+    }
+    take_up(std::move(from).value());
+    for (LiveJob* job : in_order())
+      if (std::find(before.begin(), before.end(), job) == before.end()) {
+        job->look();
+        job->find_again([this](const auto& devices) { return places_of(devices); });
+        if (!job->holds().empty()) placement_.take(job->id(), job->holds());
+      }
+  }
+
+  void look_at_nodes() {
+    const auto up = nodes_up(settings_.mount);
+    if (up.has_error()) {
+      say_once("mount", std::string(up.error().message()));
+      return;
+    }
+    say_once("mount", "");
+    const std::set<std::string> names(up.value().begin(), up.value().end());
+    for (uint32_t node = 0; node < from_.file.nodes.size(); ++node) {
+      const std::string& name = from_.file.nodes[node].name;
+      const bool is_up = names.contains(name);
+      if (is_up == placement_.works(node)) continue;
+      if (is_up) {
+        placement_.repair(node);
+        uses_.say(name + " is there again");
+      } else {
+        uses_.say(fmt::format("{} is not up in {}: its GPUs do not count ({} up)", name,
+                              settings_.mount, fmt::join(names, ", ")));
+        for (const uint32_t id : placement_.fail(node))
+          for (LiveJob* job : in_order())
+            if (job->id() == id) job->forget_wanted();
+      }
+      decide_soon(name + (is_up ? " is there again" : " is away"));
+    }
+  }
+
+  std::optional<std::vector<OnNode>> places_of(const std::vector<std::string>& devices) const {
+    std::map<uint32_t, std::set<uint32_t>> by_node;
+    for (const std::string& device : devices) {
+      const size_t colon = device.rfind(':');
+      if (colon == std::string::npos) return std::nullopt;
+      const std::string_view name = std::string_view(device).substr(0, colon);
+      const auto node = std::find_if(from_.file.nodes.begin(), from_.file.nodes.end(),
+                                     [&](const NodeOfCluster& one) { return one.name == name; });
+      if (node == from_.file.nodes.end()) return std::nullopt;
+      uint32_t gpu = 0;
+      for (const char digit : std::string_view(device).substr(colon + 1)) {
+        if (digit < '0' || digit > '9' || gpu > node->gpus) return std::nullopt;
+        gpu = gpu * 10 + static_cast<uint32_t>(digit - '0');
+      }
+      if (gpu >= node->gpus) return std::nullopt;
+      by_node[static_cast<uint32_t>(node - from_.file.nodes.begin())].insert(gpu);
+    }
+    std::vector<OnNode> places;
+    for (const auto& [node, gpus] : by_node) places.push_back({node, {gpus.begin(), gpus.end()}});
+    return places;
+  }
+
+  void decide_now() {
+    std::vector<LiveJob*> jobs;
+    for (LiveJob* job : in_order()) {
+      if (job->is_decided_for()) {
+        refuse_what_cannot_be_planned(*job);
+        if (!job->is_decided_for()) {
+          placement_.release(job->id());
+          continue;
+        }
+        jobs.push_back(job);
+      } else if (job->state() == LiveState::kByHand && !job->holds().empty()) {
+        keep_what_it_has(*job);
+      } else {
+        placement_.release(job->id());
+      }
+    }
+    uint32_t gpus = placement_.gpus();
+    for (const auto& [name, job] : jobs_)
+      if (std::find(jobs.begin(), jobs.end(), job.get()) == jobs.end())
+        for (const OnNode& on : placement_.of(job->id()))
+          gpus -= std::min(gpus, static_cast<uint32_t>(on.gpus.size()));
+    std::vector<ElasticJob> view;
+    for (const LiveJob* job : jobs) view.push_back(as_decided(*job));
+    const auto decided = decide(view, gpus, settings_.rules);
+    std::vector<Wish> wishes;
+    for (size_t i = 0; i < jobs.size(); ++i)
+      wishes.push_back({jobs[i]->id(), &jobs[i]->curve(), decided[i], view[i].now});
+    placement_.carry_out(wishes);
+    for (size_t i = 0; i < jobs.size(); ++i) tell(*jobs[i], wishes[i], view[i]);
+  }
+
+  void refuse_what_cannot_be_planned(LiveJob& job) {
+    const std::vector<CurvePoint> points = job.curve().points;
+    for (const CurvePoint& point : points) {
+      const auto known = known_movement(job, point);
+      if (known.has_error() && known.error().code() == Code::kInvalidArgument)
+        job.refuse(point, std::string(known.error().message()));
+    }
+  }
+
+  /// Whoever saved its layout.json may have given it others.
+  void keep_what_it_has(LiveJob& job) {
+    std::vector<OnNode> places = job.holds();
+    if (job.seen())
+      if (const json::value* named = job.seen()->layout.if_contains("devices");
+          named != nullptr && named->is_array()) {
+        std::vector<std::string> devices;
+        for (const json::value& one : named->get_array())
+          if (one.is_string()) devices.emplace_back(one.get_string());
+        if (const auto theirs = places_of(devices); theirs && !theirs->empty()) places = *theirs;
+      }
+    if (placement_.of(job.id()) != places) placement_.take(job.id(), places);
+  }
+
+  ElasticJob as_decided(const LiveJob& job) {
+    ElasticJob view;
+    view.curve = &job.curve();
+    view.samples_left = job.samples_left();
+    const bool runs = job.state() == LiveState::kRuns || job.state() == LiveState::kStops;
+    view.runs = runs || job.wanted().has_value();
+    for (uint32_t i = 0; i < job.curve().points.size(); ++i) {
+      if (job.wanted() && placement_.has(job.id()) && job.curve().points[i].is_as(*job.wanted()))
+        view.now = i;
+      if (!settings_.fixed_prices)
+        view.price_s.push_back(
+            prices_.of(job.spec().name, movement(job, job.curve().points[i]), runs));
+    }
+    if (settings_.policy.ignores_prices) view.price_s.assign(job.curve().points.size(), 0);
+    return view;
+  }
+
+  void tell(LiveJob& job, const Wish& wish, const ElasticJob& view) {
+    const std::vector<OnNode>& places = placement_.of(job.id());
+    std::optional<CurvePoint> point;
+    if (wish.point) point = job.curve().points[*wish.point];
+    const auto& before = job.wanted();
+    if (!point) {
+      if (!before) return;
+    } else if (before && before->is_as(*point) && wanted_places_[job.id()] == places) {
+      return;
+    }
+    const std::string why = fmt::format("{}", fmt::join(reasons_, "; "));
+    const double price = !wish.point             ? 0
+                         : !view.price_s.empty() ? view.price_s[*wish.point]
+                         : view.runs             ? settings_.rules.change_s
+                                                 : settings_.rules.start_s;
+    json::object decision{{"why", why}, {"from", short_point(before)}, {"to", short_point(point)}};
+    std::string text = fmt::format("{} -> {}", gpus_and_batch(before), gpus_and_batch(point));
+    if (point && before && before->samples_per_s > 0) {
+      const double gain = point->samples_per_s / before->samples_per_s;
+      decision["gain"] = gain;
+      text += fmt::format(", {:.2f} x as fast", gain);
+    }
+    if (point) {
+      decision["price_s"] = price;
+      text += fmt::format(", which costs {:.0f} s", price);
+    }
+    say(job.spec().name, fmt::format("{}, because {}", text, why));
+    wanted_places_[job.id()] = places;
+    job.want(point, places, std::move(decision));
+  }
+
+  bool is_all_over() const {
+    return std::all_of(jobs_.begin(), jobs_.end(), [](const auto& entry) {
+      const LiveJob& job = *entry.second;
+      return job.is_over() || (job.state() == LiveState::kByHand && job.holds().empty());
+    });
+  }
+
+  void say_once(const std::string& about, const std::string& text) {
+    if (std::exchange(said_[about], text) != text && !text.empty()) uses_.say(text);
+  }
+
+  const std::vector<LiveJob*>& in_order() const { return order_; }
+
+  LiveSettings settings_;
+  const LiveUses uses_;
+  UniqueFd lock_;
+  std::string version_;  // of the file
+  JobsAndProfiles from_;
+  std::vector<const ProfileRow*> rows_;
+  std::unique_ptr<PolicyCurves> curves_;
+  Placement placement_;
+  Prices prices_;
+  std::map<std::string, Movement> movements_;
+  std::map<std::string, std::unique_ptr<LiveJob>> jobs_;
+  std::vector<LiveJob*> order_;  // as the file has them
+  std::map<uint32_t, std::vector<OnNode>> wanted_places_;
+  std::map<std::string, std::string> said_;
+  uint32_t next_id_ = 0;
+  std::vector<std::string> reasons_;
+  double reason_at_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses) {
+  LiveAutoscaler autoscaler(std::move(settings), std::move(uses));
+  PTC_TRY(autoscaler.begin());
+  autoscaler.run();
+  autoscaler.say_how_it_ends();
+  return autoscaler.given_up();
+}
+
+Result<> adopt(const std::string& mount, const std::string& job) {
+  const std::string directory = mount + "/" + job;
+  PTC_TRY([[maybe_unused]] const MountedJob seen, look_at_job(directory));
+  const auto fd = open_file(AT_FDCWD, directory + "/autoscale.adopt", O_WRONLY | O_CREAT, 0644);
+  return fd.has_error() ? Result<>(fd.error()) : Result<>(ok());
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,491 @@
+#include "tools/planner/run/live_job.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+namespace ptc::planner {
+namespace {
+
+constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
+constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
+constexpr const char* kAdopt = "autoscale.adopt";
+
+std::string way_key(const CurvePoint& point) {
+  return fmt::format("{} {} {}", point.gpus, point.batch, point.way);
+}
+
+std::string status_text(const Worker::Ended& how) {
+  if (!how.status) return "it has ended";
+  return *how.status > 128 ? fmt::format("it was ended by signal {}", *how.status - 128)
+                           : fmt::format("it ended with exit status {}", *how.status);
+}
+
+/// As it comes back from the file: numbers are of the same kind then.
+json::object as_read(const json::object& object) {
+  return json::parse(json::serialize(object)).get_object();
+}
+
+}  // namespace
+
+LiveJob::LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string base,
+                 std::string logs, LiveJobs& all)
+    : id_(id),
+      spec_(std::move(spec)),
+      directory_(mount + "/" + spec_.name),
+      base_(std::move(base)),
+      logs_(std::move(logs)),
+      all_(all) {}
+
+void LiveJob::write() {
+  if (auto written = write_record(directory_, record_); written.has_error())
+    all_.say(spec_.name, "what was done with it could not be written down: " +
+                             std::string(written.error().message()));
+}
+
+void LiveJob::enter(LiveState state, const std::string& remark) {
+  record_.state = state;
+  record_.remark = remark;
+  since_ = all_.now();
+  write();
+}
+
+void LiveJob::set_spec(JobToTrain spec) {
+  const bool asks_for_more = spec.samples > spec_.samples || spec.run != spec_.run;
+  spec_ = std::move(spec);
+  if (is_over() && asks_for_more) {
+    record_.failures = 0;
+    refused_.clear();
+    enter(LiveState::kWaits);
+    all_.decide_soon(spec_.name + " is to go on");
+  }
+}
+
+void LiveJob::set_curve(const Curve& curve) {
+  known_ = curve;
+  curve_ = curve;
+  std::erase_if(curve_.points,
+                [&](const CurvePoint& point) { return refused_.contains(way_key(point)); });
+}
+
+void LiveJob::refuse(const CurvePoint& point, const std::string& why) {
+  if (!refused_.insert(way_key(point)).second) return;
+  set_curve(Curve(known_));
+  all_.say(spec_.name, fmt::format("{} cannot be had: {}", point.way, why));
+  if (!curve_.empty()) return;
+  forget_wanted();
+  enter(LiveState::kGivenUp,
+        "none of the ways that its profiles have can be carried out; the last: " + why);
+  all_.say(spec_.name, record_.remark);
+}
+
+double LiveJob::samples_left() const {
+  return std::max(spec_.samples - static_cast<double>(consumed_), 1.0);
+}
+
+bool LiveJob::is_consumed() const {
+  const uint64_t step = record_.has ? std::max<uint64_t>(record_.has->batch, 1) : 1;
+  return static_cast<double>(consumed_ + step) > spec_.samples;
+}
+
+bool LiveJob::is_decided_for() const {
+  return seen_ && !is_over() && state() != LiveState::kByHand && !curve_.empty();
+}
+
+bool LiveJob::is_as_wanted() const {
+  return wanted_ && record_.has && wanted_->is_as(*record_.has) && holds_ == places_;
+}
+
+bool LiveJob::layout_is_ours() const { return !record_.layout || seen_->layout == *record_.layout; }
+
+void LiveJob::look() {
+  auto seen = look_at_job(directory_);
+  if (seen.has_error()) {
+    const std::string why = seen.error().code() == Code::kNotFound
+                                ? fmt::format("there is no job {}; mkdir makes it", directory_)
+                                : std::string(seen.error().message());
+    if (std::exchange(problem_, why) != why) all_.say(spec_.name, why);
+    seen_.reset();
+    return;
+  }
+  const bool is_new = !seen_;
+  problem_.clear();
+  seen_ = std::move(seen).value();
+  consumed_ = seen_->consumed;
+  if (is_new) all_.decide_soon(spec_.name + " is there");
+  take_up_adoption();
+}
+
+void LiveJob::find_again(
+    const std::function<std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>&
+        places_of) {
+  auto record = read_record(directory_);
+  if (!record) return;
+  record_ = std::move(*record);
+  if (record_.costs) all_.prices().restore(spec_.name, *record_.costs);
+  worker_ = Worker::find(record_.pid, record_.started_at);
+  const double now = all_.now();
+  since_ = progress_at_ = spawned_at_ = now;
+  start_is_measured_ = true;
+  consumed_at_start_ = consumed_;
+  // Killed between its note and the file: the old text still stands there.
+  if (seen_ && record_.layout && record_.layout_before && seen_->layout == *record_.layout_before)
+    record_.layout = record_.layout_before;
+  if (worker_) {
+    if (const auto places = places_of(record_.devices)) holds_ = *places;
+    wanted_ = record_.has;
+    places_ = holds_;
+    if (state() == LiveState::kByHand || record_.state == LiveState::kStops) return;
+    record_.state = LiveState::kRuns;
+    all_.say(spec_.name, fmt::format("it runs already (process {})", worker_->pid()));
+    return;
+  }
+  record_.pid = 0;
+  if (state() == LiveState::kDone || state() == LiveState::kByHand) return;
+  record_.failures = 0;
+  record_.state = LiveState::kWaits;
+  record_.has.reset();
+  record_.devices.clear();
+}
+
+void LiveJob::take_up_adoption() {
+  const std::string path = directory_ + "/" + kAdopt;
+  if (::access(path.c_str(), F_OK) != 0) return;
+  ::unlink(path.c_str());
+  if (state() != LiveState::kByHand && !is_over()) return;
+  record_.layout = seen_->layout;
+  record_.layout_before.reset();
+  record_.failures = 0;
+  refused_.clear();
+  set_curve(Curve(known_));
+  enter(worker_ ? LiveState::kRuns : LiveState::kWaits);
+  if (!worker_) release();
+  all_.say(spec_.name, "it is decided for again");
+  all_.decide_soon(spec_.name + " was adopted");
+}
+
+void LiveJob::leave_alone(const std::string& why) {
+  forget_wanted();
+  if (!worker_) release();
+  enter(LiveState::kByHand, why);
+  all_.say(spec_.name, why);
+  all_.decide_soon(spec_.name + " is left alone");
+}
+
+void LiveJob::want(std::optional<CurvePoint> point, std::vector<OnNode> places,
+                   json::object decision) {
+  wanted_ = std::move(point);
+  places_ = std::move(places);
+  record_.decision = std::move(decision);
+  write();
+}
+
+void LiveJob::forget_wanted() {
+  wanted_.reset();
+  places_.clear();
+}
+
+void LiveJob::release() {
+  holds_.clear();
+  record_.has.reset();
+  record_.devices.clear();
+  record_.pid = 0;
+  record_.was_asked_to_end = false;
+}
+
+void LiveJob::step() {
+  if (state() == LiveState::kByHand) {
+    if (worker_ && worker_->ended()) {
+      worker_.reset();
+      release();
+      write();
+      all_.decide_soon("the processes of " + spec_.name + " have ended");
+    }
+    return;
+  }
+  if (!seen_ && !worker_) return;
+  if (seen_ && !is_over() && !layout_is_ours()) {
+    leave_alone(fmt::format(
+        "somebody else has saved its layout.json: it is left alone until \"ptc autoscale --adopt "
+        "{}\"",
+        spec_.name));
+    return;
+  }
+  switch (state()) {
+    case LiveState::kWaits:
+      return step_waits();
+    case LiveState::kChanges:
+      return step_changes();
+    case LiveState::kRuns:
+      return step_runs();
+    case LiveState::kStops:
+      return step_stops();
+    default:
+      return;
+  }
+}
+
+void LiveJob::step_waits() {
+  if (is_consumed()) {
+    forget_wanted();
+    enter(LiveState::kDone);
+    all_.say(spec_.name, fmt::format("all its {} samples are consumed", consumed_));
+    all_.decide_soon(spec_.name + " has ended");
+    return;
+  }
+  if (!wanted_ || all_.now() < retry_at_ || !all_.are_free(id_, places_)) return;
+  holds_ = places_;
+  record_.has = wanted_;
+  record_.devices = all_.devices_of(holds_);
+  movement_ = all_.movement(*this, *wanted_);
+  change_ = Change::kSaveLayout;
+  enter(LiveState::kChanges);
+  step_changes();
+}
+
+void LiveJob::step_changes() {
+  if (all_.now() < retry_at_) return;
+  if (!is_as_wanted()) {  // decided otherwise meanwhile
+    release();
+    enter(LiveState::kWaits);
+    return;
+  }
+  switch (change_) {
+    case Change::kSaveLayout:
+      return save_the_layout();
+    case Change::kSettle:
+      return settle();
+    case Change::kSaveBatch:
+      if (auto saved = save_batch(directory_, record_.has->batch); saved.has_error()) {
+        if (saved.error().code() != Code::kInvalidArgument) {
+          retry_at_ = all_.now() + kSoon;
+          return;
+        }
+        const CurvePoint point = *record_.has;
+        release();
+        enter(LiveState::kWaits);
+        forget_wanted();
+        refuse(point, fmt::format("order.json refuses a batch of {}: {}", point.batch,
+                                  saved.error().message()));
+        all_.decide_soon("a batch of " + spec_.name + " was refused");
+        return;
+      }
+      change_ = Change::kStart;
+      [[fallthrough]];
+    case Change::kStart:
+      return start();
+  }
+}
+
+void LiveJob::save_the_layout() {
+  const CurvePoint point = *record_.has;
+  auto layout = layout_of_point(seen_->layout, point, record_.devices);
+  Result<> saved = ok();
+  if (layout.has_error()) {
+    saved = std::move(layout).error();
+  } else {
+    const json::object wanted = as_read(layout.value());
+    record_.layout_before = seen_->layout;
+    record_.layout = wanted;
+    write();
+    saved = save_layout(directory_, wanted);
+  }
+  if (saved.has_value()) {
+    record_.layout_before.reset();
+    change_ = Change::kSettle;
+    since_ = all_.now();
+    look();
+    return;
+  }
+  record_.layout = seen_->layout;
+  record_.layout_before.reset();
+  if (saved.error().code() != Code::kInvalidArgument) {
+    retry_at_ = all_.now() + kSoon;
+    if (record_.remark.empty())
+      all_.say(spec_.name, "its layout waits: " + std::string(saved.error().message()));
+    record_.remark = saved.error().message();
+    write();
+    return;
+  }
+  release();
+  forget_wanted();
+  enter(LiveState::kWaits);
+  refuse(point, std::string(saved.error().message()));
+  all_.decide_soon("a layout of " + spec_.name + " was refused");
+}
+
+void LiveJob::settle() {
+  if (!seen_) return;
+  if (seen_->state == "failed") {
+    const CurvePoint point = *record_.has;
+    release();
+    forget_wanted();
+    enter(LiveState::kWaits);
+    refuse(point, "its state could not be brought there: " + seen_->last_error);
+    all_.decide_soon("a reshard of " + spec_.name + " failed");
+    return;
+  }
+  if (!seen_->is_settled) return;
+  all_.prices().brought(movement_, all_.now() - since_);
+  keep_costs();
+  change_ = Change::kSaveBatch;
+  step_changes();
+}
+
+void LiveJob::start() {
+  const CurvePoint& point = *record_.has;
+  WorkerCommand command;
+  command.command = spec_.run->command;
+  command.directory = (std::filesystem::path(base_) / spec_.run->directory).string();
+  command.log = log();
+  std::string gpus;
+  bool one_node = holds_.size() == 1;
+  if (one_node) gpus = fmt::format("{}", fmt::join(holds_.front().gpus, ","));
+  command.variables = {{"PTC_JOB", directory_},
+                       {"PTC_BATCH", std::to_string(point.batch)},
+                       {"PTC_TP", std::to_string(point.tp)},
+                       {"PTC_PP", std::to_string(point.pp)},
+                       {"PTC_DP", std::to_string(point.dp)},
+                       {"PTC_DEVICES", fmt::format("{}", fmt::join(record_.devices, ","))},
+                       {"WORLD_SIZE", std::to_string(point.gpus)}};
+  if (one_node) command.variables.emplace_back("CUDA_VISIBLE_DEVICES", gpus);
+  auto started = Worker::start(command);
+  if (started.has_error()) {
+    release();
+    forget_wanted();
+    enter(LiveState::kGivenUp, std::string(started.error().message()));
+    all_.say(spec_.name, record_.remark);
+    all_.decide_soon(spec_.name + " cannot be started");
+    return;
+  }
+  worker_ = std::move(started).value();
+  record_.pid = worker_->pid();
+  record_.started_at = worker_->started_at();
+  record_.was_asked_to_end = false;
+  ++record_.changes;
+  spawned_at_ = progress_at_ = all_.now();
+  consumed_at_start_ = consumed_;
+  start_is_measured_ = false;
+  enter(LiveState::kRuns);
+  all_.say(spec_.name, fmt::format("it runs on {} with batch {} (process {})",
+                                   fmt::join(record_.devices, " "), point.batch, record_.pid));
+}
+
+/// What the start took: until now, but for what was trained meanwhile.
+void LiveJob::note_progress() {
+  if (consumed_ == consumed_at_start_ || !record_.has) return;
+  if (consumed_ > consumed_at_start_) progress_at_ = all_.now();
+  if (!start_is_measured_ && consumed_ > consumed_at_start_ && record_.has->samples_per_s > 0) {
+    const double trained =
+        static_cast<double>(consumed_ - consumed_at_start_) / record_.has->samples_per_s;
+    all_.prices().started(spec_.name, all_.now() - spawned_at_ - trained);
+    start_is_measured_ = true;
+    keep_costs();
+    write();
+  }
+  consumed_at_start_ = consumed_;
+}
+
+void LiveJob::keep_costs() { record_.costs = all_.prices().of_job(spec_.name); }
+
+void LiveJob::step_runs() {
+  note_progress();
+  if (const auto how = worker_->ended()) {
+    worker_.reset();
+    ended(*how);
+    return;
+  }
+  if (spec_.run->progress_within_s && all_.now() - progress_at_ > *spec_.run->progress_within_s &&
+      all_.now() - killed_at_ > kAgainKilled) {
+    all_.say(spec_.name, fmt::format("nothing was consumed for {:.0f} s: it is killed",
+                                     all_.now() - progress_at_));
+    killed_at_ = all_.now();
+    worker_->kill();
+    return;
+  }
+  if (!is_as_wanted()) ask_to_end();
+}
+
+void LiveJob::ask_to_end() {
+  enter(LiveState::kStops);
+  worker_->ask_to_end();
+  record_.was_asked_to_end = true;
+  write();
+}
+
+void LiveJob::step_stops() {
+  if (worker_ && !record_.was_asked_to_end) {  // an earlier autoscaler was killed just then
+    worker_->ask_to_end();
+    record_.was_asked_to_end = true;
+    write();
+  }
+  const auto how = worker_ ? worker_->ended() : std::optional<Worker::Ended>(Worker::Ended{});
+  if (!how) {
+    if (all_.now() - since_ > spec_.run->stops_within_s && all_.now() - killed_at_ > kAgainKilled) {
+      all_.say(spec_.name,
+               fmt::format("it was asked to end {:.0f} s ago: it is killed, and goes on from its "
+                           "last checkpoint",
+                           all_.now() - since_));
+      killed_at_ = all_.now();
+      worker_->kill();
+    }
+    return;
+  }
+  worker_.reset();
+  all_.prices().stopped(spec_.name, all_.now() - since_);
+  keep_costs();
+  release();
+  if (how->status == 0) {
+    look();  // it may have come to its end just then
+    if (is_consumed()) {
+      ended(*how);
+      return;
+    }
+  }
+  enter(LiveState::kWaits);
+  step_waits();
+}
+
+void LiveJob::ended(const Worker::Ended& how) {
+  look();
+  const bool is_done = is_consumed() || how.status == 0;
+  if (is_done) {
+    release();
+    forget_wanted();
+    enter(LiveState::kDone);
+    all_.say(spec_.name,
+             fmt::format("it has ended, {} of {:.0f} samples consumed", consumed_, spec_.samples));
+    all_.decide_soon(spec_.name + " has ended");
+    return;
+  }
+  failed(status_text(how));
+}
+
+void LiveJob::failed(const std::string& why) {
+  record_.failures = consumed_ > consumed_at_failure_ ? 1 : record_.failures + 1;
+  consumed_at_failure_ = consumed_;
+  release();
+  if (record_.failures >= kMostFailures) {
+    forget_wanted();
+    enter(LiveState::kGivenUp,
+          fmt::format("{}, {} times without progress; see {}", why, record_.failures, log()));
+    all_.say(spec_.name, record_.remark);
+    all_.decide_soon(spec_.name + " is given up");
+    return;
+  }
+  const double backoff =
+      std::min(kMostBackoff, std::pow(2.0, static_cast<double>(record_.failures) - 1));
+  retry_at_ = all_.now() + backoff;
+  enter(LiveState::kWaits, why);
+  all_.say(spec_.name,
+           fmt::format("{}; it starts again in {:.0f} s (see {})", why, backoff, log()));
+}
+
+}  // namespace ptc::planner

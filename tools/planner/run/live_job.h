@@ -1,0 +1,125 @@
+// One job of a live cluster, as a state machine: from what is wanted of it to processes that run.
+//
+//   waits ──► changes ──► runs ──► stops ──► waits …           done, given up, by hand
+//        GPUs free   in force   wanted otherwise  ended, its state committed
+//
+// A step never waits but for files of the mount. Everything that outlives this process is written
+// into the job's record before it is done.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tools/planner/elastic/placement.h"
+#include "tools/planner/price/prices.h"
+#include "tools/planner/profile/jobs_file.h"
+#include "tools/planner/run/mounted_job.h"
+#include "tools/planner/run/record.h"
+#include "tools/planner/run/worker.h"
+
+namespace ptc::planner {
+
+/// What a job needs of all of them. Times are seconds of one clock that only goes on.
+class LiveJobs {
+ public:
+  virtual ~LiveJobs() = default;
+  virtual double now() const = 0;
+  virtual void say(const std::string& job, const std::string& text) = 0;
+  /// Something happened that is a reason to decide anew.
+  virtual void decide_soon(const std::string& why) = 0;
+  /// Whether nobody else's processes are on these GPUs.
+  virtual bool are_free(uint32_t job, const std::vector<OnNode>& places) const = 0;
+  virtual std::vector<std::string> devices_of(const std::vector<OnNode>& places) const = 0;
+  virtual Prices& prices() = 0;
+  /// What a change of it to the point would move; nothing where it has no state yet.
+  virtual Movement movement(const class LiveJob& job, const CurvePoint& point) = 0;
+};
+
+/// Threads: one.
+class LiveJob {
+ public:
+  LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string base, std::string logs,
+          LiveJobs& all);
+
+  /// What an earlier autoscaler left. `places_of` of devices by name: none, if there are no such.
+  void find_again(
+      const std::function<std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>&
+          places_of);
+  /// Reads the mount, and says what has changed there.
+  void look();
+  void step();
+
+  /// What the next steps bring about; none: nothing of it is to run.
+  void want(std::optional<CurvePoint> point, std::vector<OnNode> places, json::object decision);
+  void forget_wanted();
+
+  void set_spec(JobToTrain spec);
+  void set_curve(const Curve& curve);
+  /// Its curve without this way, for good.
+  void refuse(const CurvePoint& point, const std::string& why);
+  /// Nobody decides for it any more; its processes go on.
+  void leave_alone(const std::string& why);
+
+  uint32_t id() const { return id_; }
+  const JobToTrain& spec() const { return spec_; }
+  const std::string& directory() const { return directory_; }
+  LiveState state() const { return record_.state; }
+  const Curve& curve() const { return curve_; }
+  const std::optional<CurvePoint>& wanted() const { return wanted_; }
+  const std::optional<CurvePoint>& has() const { return record_.has; }
+  const std::vector<OnNode>& holds() const { return holds_; }  // GPUs that its processes have
+  const std::optional<MountedJob>& seen() const { return seen_; }
+  double samples_left() const;
+  /// Whether it takes part in decisions.
+  bool is_decided_for() const;
+  bool is_over() const { return state() == LiveState::kDone || state() == LiveState::kGivenUp; }
+
+ private:
+  enum class Change { kSaveLayout, kSettle, kSaveBatch, kStart };
+
+  void step_waits();
+  void step_changes();
+  void step_runs();
+  void step_stops();
+  void save_the_layout();
+  void settle();
+  void start();
+  void ask_to_end();
+  void note_progress();
+  void failed(const std::string& why);
+  void ended(const Worker::Ended& how);
+  void release();
+  void enter(LiveState state, const std::string& remark = "");
+  void write();
+  void keep_costs();
+  bool is_as_wanted() const;
+  bool is_consumed() const;
+  bool layout_is_ours() const;
+  void take_up_adoption();
+  std::string log() const { return logs_ + "/" + spec_.name + ".log"; }
+
+  const uint32_t id_;
+  JobToTrain spec_;
+  const std::string directory_, base_, logs_;
+  LiveJobs& all_;
+
+  JobRecord record_;
+  std::optional<MountedJob> seen_;
+  std::string problem_;  // why it is not seen, as it was said last
+  Curve known_, curve_;  // with, and without what was refused
+  std::set<std::string> refused_;
+  std::optional<Worker> worker_;
+  std::vector<OnNode> holds_, places_;
+  std::optional<CurvePoint> wanted_;
+  Change change_ = Change::kSaveLayout;
+  Movement movement_;
+  double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
+  uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
+  bool start_is_measured_ = false, was_said_to_differ_ = false;
+};
+
+}  // namespace ptc::planner

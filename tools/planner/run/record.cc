@@ -1,0 +1,122 @@
+#include "tools/planner/run/record.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/json/array.hpp>
+#include <utility>
+
+#include "store/base/file.h"
+#include "tools/planner/run/json_fields.h"
+
+namespace ptc::planner {
+namespace {
+
+constexpr const char* kName = "autoscale.json";
+constexpr const char* kFormat = "ptc-autoscale/1";
+constexpr size_t kMostRecord = 1 << 20;
+constexpr std::array<std::pair<LiveState, std::string_view>, 7> kWords{
+    {{LiveState::kWaits, "waits"},
+     {LiveState::kChanges, "changes"},
+     {LiveState::kRuns, "runs"},
+     {LiveState::kStops, "stops"},
+     {LiveState::kDone, "done"},
+     {LiveState::kGivenUp, "given up"},
+     {LiveState::kByHand, "by hand"}}};
+
+json::object point_json(const CurvePoint& point) {
+  return json::object{{"gpus", point.gpus}, {"batch", point.batch},
+                      {"way", point.way},   {"samples_per_s", point.samples_per_s},
+                      {"tp", point.tp},     {"pp", point.pp},
+                      {"dp", point.dp},     {"technique", point.technique}};
+}
+
+CurvePoint point_of(const json::object& object) {
+  CurvePoint point;
+  point.gpus = static_cast<uint32_t>(number_of(object, "gpus"));
+  point.batch = number_of(object, "batch");
+  point.way = json_text(object, "way");
+  point.samples_per_s = real_of(object, "samples_per_s", 0);
+  point.tp = static_cast<uint32_t>(number_of(object, "tp"));
+  point.pp = static_cast<uint32_t>(number_of(object, "pp"));
+  point.dp = static_cast<uint32_t>(number_of(object, "dp"));
+  point.technique = json_text(object, "technique");
+  return point;
+}
+
+}  // namespace
+
+std::string_view state_word(LiveState state) {
+  return std::find_if(kWords.begin(), kWords.end(),
+                      [&](const auto& word) { return word.first == state; })
+      ->second;
+}
+
+std::optional<JobRecord> read_record(const std::string& directory) {
+  const auto text = read_text_file(AT_FDCWD, directory + "/" + kName, kMostRecord, FileKind::kOwn);
+  if (text.has_error()) return std::nullopt;
+  const auto value = parse_json(text.value(), {kMostRecord, 32});
+  if (value.has_error() || !value.value().is_object()) return std::nullopt;
+  const json::object& object = value.value().get_object();
+  if (json_text(object, "format") != kFormat) return std::nullopt;
+  JobRecord record;
+  const std::string word = json_text(object, "state");
+  const auto state = std::find_if(kWords.begin(), kWords.end(),
+                                  [&](const auto& one) { return one.second == word; });
+  if (state == kWords.end()) return std::nullopt;
+  record.state = state->first;
+  if (const json::object* has = object_of(object, "has")) record.has = point_of(*has);
+  if (const json::value* devices = object.if_contains("devices"); devices && devices->is_array())
+    for (const json::value& device : devices->get_array())
+      if (device.is_string()) record.devices.emplace_back(device.get_string());
+  if (const json::object* layout = object_of(object, "layout")) record.layout = *layout;
+  if (const json::object* before = object_of(object, "layout_before"))
+    record.layout_before = *before;
+  record.pid = static_cast<pid_t>(number_of(object, "pid"));
+  record.started_at = json_text(object, "started_at");
+  if (const json::value* asked = object.if_contains("asked_to_end"))
+    record.was_asked_to_end = asked->is_bool() && asked->get_bool();
+  if (const json::object* costs = object_of(object, "costs")) {
+    const ChangeCosts usual;
+    const auto positive = [&](std::string_view key, double otherwise) {
+      const double number = real_of(*costs, key, otherwise);
+      return number >= 0 && number < 1e15 ? number : otherwise;
+    };
+    record.costs = ChangeCosts{positive("stop_s", usual.stop_s), positive("start_s", usual.start_s),
+                               std::max(positive("link_bytes_per_s", usual.link), 1.0),
+                               std::max(positive("memory_bytes_per_s", usual.memory), 1.0)};
+  }
+  record.changes = number_of(object, "changes");
+  record.failures = number_of(object, "failures");
+  if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;
+  record.remark = json_text(object, "remark");
+  return record;
+}
+
+Result<> write_record(const std::string& directory, const JobRecord& record) {
+  json::object object{{"format", kFormat}, {"state", state_word(record.state)}};
+  object["has"] = record.has ? json::value(point_json(*record.has)) : json::value(nullptr);
+  json::array devices;
+  for (const std::string& device : record.devices) devices.emplace_back(device);
+  object["devices"] = std::move(devices);
+  if (!record.remark.empty()) object["remark"] = record.remark;
+  if (!record.decision.empty()) object["decision"] = record.decision;
+  object["changes"] = record.changes;
+  object["failures"] = record.failures;
+  if (record.costs)
+    object["costs"] = json::object{{"stop_s", record.costs->stop_s},
+                                   {"start_s", record.costs->start_s},
+                                   {"link_bytes_per_s", record.costs->link},
+                                   {"memory_bytes_per_s", record.costs->memory}};
+  if (record.pid != 0) {
+    object["pid"] = record.pid;
+    object["started_at"] = record.started_at;
+    object["asked_to_end"] = record.was_asked_to_end;
+  }
+  if (record.layout) object["layout"] = *record.layout;
+  if (record.layout_before) object["layout_before"] = *record.layout_before;
+  return write_file_atomically(AT_FDCWD, directory + "/" + kName, pretty_json(object));
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,48 @@
+// autoscale.json in a job's directory: what the autoscaler has done with the job. The next one
+// reads it, and `ptc top` shows it.
+#pragma once
+
+#include <boost/json/object.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/base/json.h"
+#include "tools/planner/elastic/curve.h"
+#include "tools/planner/price/prices.h"
+
+namespace ptc::planner {
+
+enum class LiveState {
+  kWaits,    // it has no GPUs, or not all yet that it is to have
+  kChanges,  // nothing of it runs; its layout is on the way
+  kRuns,
+  kStops,    // it was asked to save its state and to end
+  kDone,     // all its samples are consumed, or it says so
+  kGivenUp,  // it ends again and again
+  kByHand,   // somebody else saved layout.json: left alone
+};
+std::string_view state_word(LiveState state);
+
+struct JobRecord {
+  LiveState state = LiveState::kWaits;
+  std::optional<CurvePoint> has = {};     // what runs, or is on the way; its GPUs are taken
+  std::vector<std::string> devices = {};  // "w0:0", by rank
+  /// As the autoscaler saved it last, and what stood there before: it may have been killed between.
+  std::optional<json::object> layout = {}, layout_before = {};
+  pid_t pid = 0;  // 0: nothing was started
+  std::string started_at = {};
+  bool was_asked_to_end = false;
+  std::optional<ChangeCosts> costs = {};
+  uint64_t changes = 0, failures = 0;
+  json::object decision = {};  // the last one: at, why, from, to, gain, price_s
+  std::string remark = {};     // for people: why it is as it is
+};
+
+/// A damaged or missing one is none.
+std::optional<JobRecord> read_record(const std::string& directory);
+/// Whole or not at all.
+Result<> write_record(const std::string& directory, const JobRecord& record);
+
+}  // namespace ptc::planner

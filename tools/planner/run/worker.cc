@@ -1,0 +1,136 @@
+#include "tools/planner/run/worker.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "store/base/file.h"
+
+extern char** environ;
+
+namespace ptc::planner {
+namespace {
+
+constexpr size_t kMostOfProc = 1 << 16;
+
+/// Of /proc/PID/stat: field 22, behind the name, which may hold anything. "": there is none, or it
+/// is a zombie.
+std::string start_ticks(pid_t pid) {
+  const auto stat = read_text_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid), kMostOfProc);
+  if (stat.has_error()) return "";
+  size_t at = stat.value().rfind(')');
+  if (at == std::string::npos || at + 2 >= stat.value().size()) return "";
+  if (const char state = stat.value()[at + 2]; state == 'Z' || state == 'X') return "";
+  constexpr int kFieldsBetween = 20;
+  for (int field = 0; field < kFieldsBetween && at != std::string::npos; ++field)
+    at = stat.value().find(' ', at + 1);
+  if (at == std::string::npos) return "";
+  return stat.value().substr(at + 1, stat.value().find(' ', at + 1) - at - 1);
+}
+
+std::string time_of_start(pid_t pid) {
+  const std::string ticks = start_ticks(pid);
+  if (ticks.empty()) return "";
+  const auto boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", kMostOfProc);
+  std::string id = boot.has_value() ? boot.value() : "";
+  while (!id.empty() && id.back() == '\n') id.pop_back();
+  return id + " " + ticks;
+}
+
+class SpawnSettings {
+ public:
+  SpawnSettings() {
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+  }
+  SpawnSettings(const SpawnSettings&) = delete;
+  ~SpawnSettings() {
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::posix_spawnattr_destroy(&attributes);
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+};
+
+/// Those of this process, with `variables` in the place of theirs.
+std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& variables) {
+  std::vector<std::string> all;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view entry(*one);
+    const std::string_view name = entry.substr(0, entry.find('='));
+    bool is_replaced = false;
+    for (const auto& [key, value] : variables) is_replaced |= key == name;
+    if (!is_replaced) all.emplace_back(entry);
+  }
+  for (const auto& [key, value] : variables) all.push_back(key + "=" + value);
+  return all;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (std::string& text : texts) all.push_back(text.data());
+  all.push_back(nullptr);
+  return all;
+}
+
+}  // namespace
+
+Result<Worker> Worker::start(const WorkerCommand& command) {
+  const std::string what = fmt::format("starting {}", command.command.front());
+  const auto log = open_file(AT_FDCWD, command.log, O_WRONLY | O_CREAT | O_APPEND, 0644);
+  if (log.has_error()) return invalid_argument("{}: {}", what, log.error().message());
+  SpawnSettings settings;
+  ::posix_spawn_file_actions_addopen(&settings.actions, 0, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&settings.actions, log.value().get(), 1);
+  ::posix_spawn_file_actions_adddup2(&settings.actions, log.value().get(), 2);
+  ::posix_spawn_file_actions_addchdir_np(&settings.actions, command.directory.c_str());
+  sigset_t none, all;
+  ::sigemptyset(&none);
+  ::sigfillset(&all);
+  ::posix_spawnattr_setsigmask(&settings.attributes, &none);
+  ::posix_spawnattr_setsigdefault(&settings.attributes, &all);
+  ::posix_spawnattr_setflags(
+      &settings.attributes,
+      static_cast<short>(POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
+  std::vector<std::string> words = command.command, variables = environment_with(command.variables);
+  pid_t pid = 0;
+  const int error =
+      ::posix_spawnp(&pid, words.front().c_str(), &settings.actions, &settings.attributes,
+                     pointers(words).data(), pointers(variables).data());
+  if (error != 0)
+    return invalid_argument("{} in {}: {}", what, command.directory, std::strerror(error));
+  return Worker(pid, time_of_start(pid), true);
+}
+
+std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at) {
+  if (pid <= 0 || started_at.empty() || time_of_start(pid) != started_at) return std::nullopt;
+  return Worker(pid, started_at, false);
+}
+
+void Worker::ask_to_end() const { ::kill(pid_, SIGTERM); }
+
+void Worker::kill() const { ::kill(-pid_, SIGKILL); }
+
+std::optional<Worker::Ended> Worker::ended() {
+  if (!is_child_) {
+    if (time_of_start(pid_) == started_at_) return std::nullopt;
+    return Ended{};
+  }
+  siginfo_t info = {};
+  // Not reaped yet: so long nobody else has its number, nor that of its group.
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+    return errno == ECHILD ? std::optional<Ended>(Ended{}) : std::nullopt;
+  if (info.si_pid == 0) return std::nullopt;
+  kill();
+  ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED);
+  return Ended{info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status};
+}
+
+}  // namespace ptc::planner

@@ -1,0 +1,56 @@
+// The processes of a job: one command, whose children are its ranks.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "store/base/error.h"
+
+namespace ptc::planner {
+
+struct WorkerCommand {
+  std::vector<std::string> command;                            // not empty
+  std::string directory;                                       // where it starts
+  std::string log;                                             // standard output and error go there
+  std::vector<std::pair<std::string, std::string>> variables;  // beside this process's own
+};
+
+/// A command in a session of its own, which goes on when this process ends; another one finds it
+/// again by find(). Threads: one.
+class Worker {
+ public:
+  /// kInvalidArgument: there is no such program, or it cannot be started.
+  static Result<Worker> start(const WorkerCommand& command);
+  /// The one that had this number and began at that time, as started_at() said; none: it has ended.
+  static std::optional<Worker> find(pid_t pid, const std::string& started_at);
+
+  pid_t pid() const { return pid_; }
+  /// The boot of the machine, and the ticks since: no other process has the same number and that.
+  const std::string& started_at() const { return started_at_; }
+
+  /// Asks it to end (SIGTERM).
+  void ask_to_end() const;
+  /// It and all processes of its session that have not left its group.
+  void kill() const;
+
+  struct Ended {
+    std::optional<int> status;  // 0 … 255, or 128 + the signal; none: it was found, nobody knows
+  };
+  /// none: it is still there. Once it has ended, what is left of its group is killed.
+  std::optional<Ended> ended();
+
+ private:
+  Worker(pid_t pid, std::string started_at, bool is_child)
+      : pid_(pid), started_at_(std::move(started_at)), is_child_(is_child) {}
+
+  pid_t pid_;
+  std::string started_at_;
+  bool is_child_;
+};
+
+}  // namespace ptc::planner
