@@ -135,7 +135,8 @@ class Planner(unittest.TestCase):
         for wrong, words in (({"gpus": 0}, "'gpus' must be a whole number"), ({}, "'gpus' is missing"),
                              ({"gpu": 1}, "unknown key 'gpu' (did you mean 'gpus'?)"), (3, "'now' is what the job has")):
             self.assertIn(words, self.ptc("autoscale", self.jobs({**waits, "now": wrong}), "--dry-run", code=1))
-        self.assertIn("--dry-run", self.ptc("autoscale", self.jobs(waits), code=1))
+        self.assertIn("is not in a ptcfs mount", self.ptc("-C", "/", "autoscale", self.jobs(waits), code=1))
+        self.assertIn("--dry-run", self.ptc("autoscale", self.jobs(waits), "--json", code=2))
 
     def test_what_cannot_be_simulated_is_named(self):
         self.imported()

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstdio>
@@ -14,6 +15,8 @@
 #include "tools/planner/elastic/autoscaler.h"
 #include "tools/planner/profile/input.h"
 #include "tools/planner/run/live.h"
+#include "tools/planner/run/mounted_job.h"
+#include "tools/planner/run/record.h"
 #include "tools/planner/sim/policy.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/command.h"
@@ -141,9 +144,21 @@ planner::ScalingRules rules_of(const AutoscaleOptions& options, const planner::P
   return rules;
 }
 
-Result<int> show(const AutoscaleOptions& options) {
+/// What an autoscaler has done with a job of a mount, where it has.
+void take_from_mount(const std::string& mount, planner::JobToTrain& job) {
+  const std::string directory = mount + "/" + job.name;
+  const auto record = planner::read_record(directory);
+  if (job.now || !record) return;
+  if (record->has) job.now = {record->has->gpus, record->has->batch};
+  if (const auto seen = planner::look_at_job(directory))
+    job.samples = std::max(1.0, job.samples - static_cast<double>(seen.value().consumed));
+}
+
+Result<int> show(const Context& context, const AutoscaleOptions& options) {
   PTC_TRY(auto policy, planner::parse_policy(options.policy));
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
+  if (const auto mount = find_mount(context.mount_option))
+    for (planner::JobToTrain& job : from.file.jobs) take_from_mount(mount.value(), job);
   if (!options.device.empty()) from.file.device = options.device;
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   const std::string name = planner::input_name(options.file);
@@ -209,7 +224,7 @@ Result<int> run_autoscale(const Context& context, const AutoscaleOptions& option
     return kDone;
   }
   if (options.file.empty()) return invalid_argument("FILE is missing: jobs.json");
-  return options.dry_run ? show(options) : carry_out(context, options);
+  return options.dry_run ? show(context, options) : carry_out(context, options);
 }
 
 }  // namespace
@@ -227,12 +242,12 @@ void add_autoscale(CLI::App& app, Context& context) {
       "be changed meanwhile. A job whose layout.json somebody else saves is left alone\n"
       "until --adopt. ^C ends the autoscaler; jobs go on, and the next one finds them.\n"
       "\nWith --dry-run nothing is changed. What a job has stands in its \"now\" then:\n"
-      "{\"gpus\": 4, \"batch\": 256}; without, it waits.\n"
+      "{\"gpus\": 4, \"batch\": 256}; without, it is as the mount says, or it waits.\n"
       "\nExit status: 0 stopped, or all done; 1 a job was given up, or it cannot begin.\n"
       "\nExamples:\n  ptc autoscale jobs.json --dry-run --price 45\n"
       "  ptc autoscale jobs.json --until-done\n  ptc autoscale --adopt llama");
   command->add_option("FILE", options->file, "jobs.json; with --dry-run -: standard input");
-  command->add_flag("--dry-run", options->dry_run, "only show it");
+  CLI::Option* dry_run = command->add_flag("--dry-run", options->dry_run, "only show it");
   command->add_flag("--until-done", options->until_done, "end when all jobs have ended");
   command->add_option("--every", options->every, "decide so often at least")
       ->type_name("S")
@@ -262,7 +277,7 @@ void add_autoscale(CLI::App& app, Context& context) {
       ->capture_default_str();
   command->add_option("--device", options->device, "the kind of GPU, as profiles name it")
       ->type_name("NAME");
-  command->add_flag("--json", options->as_json, "print it as JSON");
+  command->add_flag("--json", options->as_json, "print it as JSON")->needs(dry_run);
 }
 
 }  // namespace ptc::cli

@@ -83,17 +83,23 @@ bool Placement::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* ne
 }
 
 bool Placement::take(uint32_t job, std::vector<OnNode> places) {
+  const auto is_its_own = [&](uint32_t node, uint32_t gpu) {
+    const std::vector<OnNode>& own = of(job);
+    return std::any_of(own.begin(), own.end(), [&](const OnNode& on) {
+      return on.node == node && std::find(on.gpus.begin(), on.gpus.end(), gpu) != on.gpus.end();
+    });
+  };
   for (const OnNode& on : places) {
     if (on.node >= nodes_.size() || nodes_[on.node].is_down) return false;
     const std::vector<bool>& is_taken = nodes_[on.node].is_taken;
     for (const uint32_t gpu : on.gpus)
-      if (gpu >= is_taken.size() || is_taken[gpu]) return false;
+      if (gpu >= is_taken.size() || (is_taken[gpu] && !is_its_own(on.node, gpu))) return false;
   }
+  release(job);
   for (const OnNode& on : places) {
     for (const uint32_t gpu : on.gpus) nodes_[on.node].is_taken[gpu] = true;
     nodes_[on.node].free -= static_cast<uint32_t>(on.gpus.size());
   }
-  release(job);
   taken_[job] = std::move(places);
   return true;
 }

@@ -18,6 +18,7 @@
 #include "tools/planner/profile/input.h"
 #include "tools/planner/run/json_fields.h"
 #include "tools/planner/run/live_job.h"
+#include "tools/planner/spase/gantt.h"
 
 namespace ptc::planner {
 namespace {
@@ -230,7 +231,7 @@ class LiveAutoscaler : public LiveJobs {
         if (!job->is_over() && job->state() != LiveState::kByHand)
           job->leave_alone("it is not in " + settings_.file + " any more: it is left alone");
       }
-    decide_soon(settings_.file + " has changed");
+    decide_soon(std::filesystem::path(settings_.file).filename().string() + " has changed");
   }
 
   void read_file_again() {
@@ -340,18 +341,15 @@ class LiveAutoscaler : public LiveJobs {
     }
   }
 
-  /// Whoever saved its layout.json may have given it others.
+  /// What its processes have, and what whoever saved its layout.json has given it beside.
   void keep_what_it_has(LiveJob& job) {
-    std::vector<OnNode> places = job.holds();
-    if (job.seen())
-      if (const json::value* named = job.seen()->layout.if_contains("devices");
-          named != nullptr && named->is_array()) {
-        std::vector<std::string> devices;
-        for (const json::value& one : named->get_array())
-          if (one.is_string()) devices.emplace_back(one.get_string());
-        if (const auto theirs = places_of(devices); theirs && !theirs->empty()) places = *theirs;
-      }
-    if (placement_.of(job.id()) != places) placement_.take(job.id(), places);
+    std::vector<std::string> devices = devices_of(job.holds());
+    const json::value* named = job.seen() ? job.seen()->layout.if_contains("devices") : nullptr;
+    if (named != nullptr && named->is_array())
+      for (const json::value& one : named->get_array())
+        if (one.is_string()) devices.emplace_back(one.get_string());
+    const auto both = places_of(devices);
+    if (!both || !placement_.take(job.id(), *both)) placement_.take(job.id(), job.holds());
   }
 
   ElasticJob as_decided(const LiveJob& job) {
@@ -395,7 +393,7 @@ class LiveAutoscaler : public LiveJobs {
     }
     if (point) {
       decision["price_s"] = price;
-      text += fmt::format(", which costs {:.0f} s", price);
+      text += ", which costs " + time_text(price);
     }
     say(job.spec().name, fmt::format("{}, because {}", text, why));
     wanted_places_[job.id()] = places;

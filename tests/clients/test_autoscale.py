@@ -1,0 +1,294 @@
+"""ptc autoscale on a real mount: jobs come, end, crash and hang, somebody edits, and the autoscaler itself is killed."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import models
+import mount
+
+SAMPLES, BATCH = 400, 4
+TRAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "small_trainer.py")
+PATIENCE = 60  # seconds
+
+
+def profiles():
+    """More GPUs are faster, and always with batch 4: what changes are dp, tp and the devices."""
+    rows = [f"m,{BATCH},1,1,1,0.2", f"m,{BATCH},1,1,2,0.11", f"m,{BATCH},2,1,2,0.06"]
+    return "model,batch,tp,pp,dp,iteration_s\n" + "".join(row + "\n" for row in rows)
+
+
+class Autoscale(mount.TestCase):
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory(prefix="ptcfs-autoscale-")
+        self.addCleanup(directory.cleanup)
+        self.at, self.running, self.names = directory.name, None, []
+        self.addCleanup(self.end)
+        os.mkdir(self.path("data"))
+        self.write("data/x.jsonl", "".join(json.dumps({"id": number}) + "\n" for number in range(SAMPLES)))
+        self.write("profiles.csv", profiles())
+
+    def path(self, name):
+        return os.path.join(self.at, name)
+
+    def write(self, name, text):
+        """Whole or not at all."""
+        with open(self.path(name + ".new"), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(self.path(name + ".new"), self.path(name))
+
+    def prepare(self, name):
+        job = self.mount.job(f"{self._testMethodName.replace('_', '-')[5:40]}-{name}")
+        models.Llama().write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        for file, content in (("source", {"shards": self.path("data")}), ("order", {"batch": BATCH, "seed": 1})):
+            with open(job.file(f"dataset/{file}.json"), "w", encoding="utf-8") as out:
+                json.dump(content, out)
+        self.wait_for(lambda: os.path.lexists(job.file("dataset/head")))
+        return job
+
+    def list_jobs(self, *jobs, gpus=4, nodes=None):
+        """`jobs`: (job, what its trainer is told, more of "run")."""
+        listed = [{"name": os.path.basename(job.path), "model": "m", "samples": SAMPLES, "batch": BATCH,
+                   "run": {"command": [sys.executable, "-B", TRAINER, self.path("log"), *words], **more}}
+                  for job, words, more in jobs]
+        self.names = [one["name"] for one in listed]
+        self.write("jobs.json", json.dumps({"cluster": {"nodes": nodes or {"localhost": gpus}}, "profiles": "profiles.csv",
+                                            "jobs": listed}))
+
+    def begin(self, *options):
+        with open(self.path("said"), "ab") as out:
+            self.running = subprocess.Popen(
+                [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "autoscale", self.path("jobs.json"),
+                 "--logs", self.path("logs"), "--price", "0.5", *options], stdout=out, stderr=out, cwd=self.at)
+
+    def end(self):
+        """The autoscaler, and what it has started."""
+        if self.running is not None:
+            self.running.kill()
+            self.running.wait()
+        for name in self.names:
+            record = self.record(name)
+            if record.get("pid"):
+                try:
+                    os.killpg(record["pid"], signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def record(self, name):
+        try:
+            return mount.read_json(os.path.join(self.mount.path, name, "autoscale.json"))
+        except FileNotFoundError:
+            return {}
+
+    def record_of(self, job):
+        return self.record(os.path.basename(job.path))
+
+    def said(self):
+        return mount.read_text(self.path("said")) if os.path.exists(self.path("said")) else ""
+
+    def wait_for(self, is_so, seconds=PATIENCE):
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            self.assertLess(time.monotonic(), deadline, self.said())
+            time.sleep(0.05)
+
+    def wait_until_all_is_done(self, status=0):
+        self.assertEqual(self.running.wait(timeout=2 * PATIENCE), status, self.said())
+
+    def log(self, what=None):
+        if not os.path.exists(self.path("log")):
+            return []
+        with open(self.path("log"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file if line.endswith("}\n")]
+        return [line for line in lines if what in (None, line["what"])]
+
+    def of_job(self, job, what=None):
+        return [line for line in self.log(what) if line["job"] == os.path.basename(job.path)]
+
+    def check_story(self, *jobs):
+        """Nobody shared a GPU, each start went on from where the job was, in the layout that it was told of, and all was consumed."""
+        users = {}
+        for line in sorted(self.log(), key=lambda line: line["at"]):
+            if line["what"] == "end":
+                users = {device: pid for device, pid in users.items() if pid != line["pid"]}
+                continue
+            for device in line["devices"].split(","):
+                self.assertNotIn(device, users, line)
+                users[device] = line["pid"]
+        for job in jobs:
+            at = 0
+            for line in self.of_job(job):
+                if line["what"] == "start":
+                    self.assertEqual(line["consumed"], at)
+                    sizes = line["layout"]
+                    self.assertEqual(line["plan"]["dp"], sizes["dp"])
+                    self.assertEqual(line["shown"].split("/")[-1], f"tp{sizes['tp']}-pp1-dp{sizes['dp']}")
+                    self.assertEqual(sizes["devices"], line["devices"].split(","))
+                    self.assertEqual(line["cuda"], ",".join(device.split(":")[1] for device in sizes["devices"]))
+                at = line["consumed"]
+            self.assertEqual(at, SAMPLES)
+            self.assertEqual(self.record_of(job)["state"], "done")
+
+    def test_jobs_come_and_end(self):
+        a, b, c = (self.prepare(name) for name in "abc")
+        quick, slow = ["0.02"], ["0.1"]
+        self.list_jobs((a, quick, {}), (b, slow, {}))
+        self.begin("--until-done")
+        self.wait_for(lambda: len(self.log("start")) == 2)
+        self.list_jobs((a, quick, {}), (b, slow, {}), (c, slow, {}))
+        self.wait_until_all_is_done()
+        self.check_story(a, b, c)
+        self.assertEqual([len(line["layout"]["devices"]) for line in self.of_job(a, "start")][0], 2)
+        self.assertGreater(len(self.log("start")), 3)  # somebody was given another number
+        self.assertIn("because", self.said())
+        self.assertEqual(self.record_of(b)["decision"]["to"]["batch"], BATCH)
+
+    def test_a_killed_one_is_followed_by_the_next(self):
+        jobs = [self.prepare(name) for name in "abc"]
+        seed = random.randrange(1 << 32)
+        rng = random.Random(seed)
+        self.list_jobs(*((job, ["0.05"], {}) for job in jobs), gpus=3)
+        kills = 0
+        self.begin("--until-done")
+        while kills < 8:
+            time.sleep(rng.uniform(0.05, 1.2))
+            if self.running.poll() is not None:
+                break
+            self.running.kill()
+            self.running.wait()
+            kills += 1
+            self.begin("--until-done")
+        with self.subTest(seed=seed, kills=kills):
+            self.wait_until_all_is_done()
+            self.check_story(*jobs)
+
+    def test_jobs_go_on_when_it_is_ended(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.05"], {}))
+        self.begin()
+        self.wait_for(lambda: self.of_job(job, "start"))
+        self.running.send_signal(signal.SIGINT)
+        self.assertEqual(self.running.wait(timeout=PATIENCE), 0)
+        self.assertIn("1 job goes on; the next autoscaler finds it again", self.said())
+        told = json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"][0]
+        self.assertEqual((told["now"]["gpus"], told["changes"]), (2, False))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("it runs already", self.said())
+        self.assertEqual(len(self.of_job(job, "start")), 1)
+        self.check_story(job)
+
+    def test_a_second_one_refuses(self):
+        self.list_jobs((self.prepare("a"), ["0.1"], {}))
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        second = subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "autoscale",
+                                 self.path("jobs.json")], capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=self.at)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn(f"another autoscaler is at work in {self.mount.path}", second.stderr)
+
+    def test_an_edit_by_hand_wins(self):
+        a, b, c = (self.prepare(name) for name in "abc")
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.1"], {}), gpus=4)
+        self.begin("--until-done")
+        self.wait_for(lambda: len(self.log("start")) == 2)
+        a.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"])
+        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
+        self.assertIn('ptc autoscale --adopt', self.record_of(a)["remark"])
+        text = mount.read_text(a.file("layout.json"))
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.1"], {}), (c, ["0.02"], {}), gpus=4)
+        self.wait_for(lambda: self.record_of(c).get("state") == "done")  # it has had what is left
+        self.assertEqual(mount.read_text(a.file("layout.json")), text)
+        self.assertEqual(len(self.of_job(a)), 1)
+        self.mount.ptc("autoscale", "--adopt", os.path.basename(a.path))
+        self.wait_until_all_is_done()
+        self.assertEqual(self.record_of(a)["state"], "done")
+
+    def test_who_ends_again_and_again_is_given_up(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1", "crash"], {}), (b, ["0.1"], {}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done(status=1)
+        self.assertEqual(self.record_of(a)["state"], "given up")
+        self.assertIn("it ended with exit status 7, 5 times without progress; see", self.record_of(a)["remark"])
+        self.assertEqual(len(self.of_job(a, "start")), 5)
+        self.assertEqual(self.record_of(b)["state"], "done")
+
+    def test_who_hangs_is_killed(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1", "hang"], {"progress_within": 1}))
+        self.begin()
+        self.wait_for(lambda: len(self.of_job(job, "start")) >= 2)
+        self.assertIn("nothing was consumed for", self.said())
+        self.assertIn("it was ended by signal 9; it starts again in 1 s", self.said())
+
+    def test_who_is_deaf_is_killed(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1", "deaf"], {"stops_within": 1}), gpus=2)
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.list_jobs((a, ["0.1", "deaf"], {"stops_within": 1}), (b, ["0.1"], {}), gpus=2)
+        self.wait_for(lambda: len(self.log("start")) == 3)
+        self.assertIn("it was asked to end 1 s ago: it is killed, and goes on from its last checkpoint", self.said())
+
+    def test_what_cannot_be_had_is_left_out(self):
+        job = self.prepare("a")
+        self.write("profiles.csv", profiles() + f"m,{BATCH},3,1,1,0.01\n")  # faster than all, but heads are 4
+        self.list_jobs((job, ["0.02"], {}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("tp3-pp1-dp1 cannot be had: ", self.said())
+        self.check_story(job)
+
+    def test_a_program_that_is_not_there(self):
+        job = self.prepare("a")
+        self.list_jobs((job, [], {"command": ["./no-such-program"]}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done(status=1)
+        self.assertIn("starting ./no-such-program in " + self.at, self.said())
+        self.assertIn("given up: " + os.path.basename(job.path), self.said())
+
+    def test_files_that_are_wrong(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1"], {}))
+        good = mount.read_text(self.path("jobs.json"))
+        for change, error in ((lambda all: all["jobs"][0].pop("run"), "'run' is missing: how it is started"),
+                              (lambda all: all["jobs"][0].update(run=[]), "'run' is a program and its arguments"),
+                              (lambda all: all["jobs"][0]["run"].update(stops_within=0), "'stops_within' must be seconds"),
+                              (lambda all: all["jobs"][0]["run"].update(stop_within=1), "did you mean 'stops_within'?"),
+                              (lambda all: all["jobs"][0].update(model="n"), "no profile has a model 'n'"),
+                              (lambda all: all["jobs"][0].update(name="../x"), "cannot be the name of a job in a mount")):
+            content = json.loads(good)
+            change(content)
+            self.write("jobs.json", json.dumps(content))
+            with self.subTest(error):
+                said = self.mount.ptc("autoscale", self.path("jobs.json"), "--logs", self.path("logs"), check=False)
+                self.assertEqual(said.returncode, 1)
+                self.assertIn(error, said.stderr)
+        self.write("jobs.json", good)
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        self.write("jobs.json", good[:-4])
+        self.wait_for(lambda: "what it said before holds" in self.said())
+        self.write("jobs.json", good)
+        self.wait_until_all_is_done()
+        self.check_story(job)
+
+    def test_nodes_that_are_not_there_do_not_count(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.02"], {}), nodes={"w7": 8, "localhost": 1})
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("w7 is not up in", self.said())
+        self.check_story(job)
+        self.assertEqual(self.of_job(job, "start")[0]["devices"], "localhost:0")
+
+
+if __name__ == "__main__":
+    mount.main()

@@ -1,0 +1,250 @@
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tools/planner/elastic/autoscaler.h"
+#include "tools/planner/elastic/placement.h"
+#include "tools/planner/price/prices.h"
+#include "tools/planner/run/mounted_job.h"
+#include "tools/planner/run/record.h"
+#include "tools/planner/run/worker.h"
+
+namespace ptc::planner {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// A directory of its own, which goes with it.
+class Scratch {
+ public:
+  Scratch() : path_(std::filesystem::temp_directory_path() / "ptcfs-run-test-XXXXXX") {
+    std::string name = path_.string();
+    path_ = ::mkdtemp(name.data());
+  }
+  Scratch(const Scratch&) = delete;
+  ~Scratch() { std::filesystem::remove_all(path_); }
+  std::string path(const std::string& name = "") const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Worker::Ended wait_for(Worker& worker) {
+  for (;;) {
+    if (const auto how = worker.ended()) return *how;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+void wait_for_text(const std::string& path, const std::string& text) {
+  while (text_of(path).find(text) == std::string::npos)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+TEST(Prices, AreOfThePartsOfAChange) {
+  const Prices prices({2, 3, 100, 400});
+  EXPECT_DOUBLE_EQ(prices.of("a", {}, true), 5);
+  EXPECT_DOUBLE_EQ(prices.of("a", {}, false), 3);
+  EXPECT_DOUBLE_EQ(prices.of("a", {1000, 0}, true), 15);
+  EXPECT_DOUBLE_EQ(prices.of("a", {100, 2000}, true), 10);  // at the same time
+}
+
+TEST(Prices, FollowWhatIsMeasured) {
+  Prices prices({2, 3, 100, 400});
+  for (int i = 0; i < 30; ++i) {
+    prices.stopped("a", 10);
+    prices.started("a", 20);
+    prices.brought({1000, 100}, 1);
+  }
+  EXPECT_NEAR(prices.of("a", {1000, 0}, true), 31, 0.1);
+  EXPECT_NEAR(prices.of("b", {}, true), 5, 1e-9) << "another job's processes are its own";
+  EXPECT_NEAR(prices.of("b", {1000, 0}, true), 6, 0.1) << "links are everybody's";
+  prices.brought({}, 100);
+  prices.brought({1000, 0}, 0.001);  // too short to tell
+  EXPECT_NEAR(prices.of("b", {1000, 0}, true), 6, 0.1);
+}
+
+TEST(Decide, ByThePriceOfEachPoint) {
+  Curve curve;
+  curve.points = {{1, 1, 8, "one", 1}, {2, 1.6, 8, "two", 1.6}, {4, 2.2, 8, "four", 2.2}};
+  curve.of_one_gpu = 1;
+  ElasticJob job{&curve, 1000, 0u};
+  job.price_s = {0, 10, 10};
+  EXPECT_THAT(decide(std::vector{job}, 4, {}), ElementsAre(2u));
+  job.price_s = {0, 10, 900};
+  EXPECT_THAT(decide(std::vector{job}, 4, {}), ElementsAre(1u));
+  job.price_s = {0, 900, 900};
+  EXPECT_THAT(decide(std::vector{job}, 4, {}), ElementsAre(0u));
+}
+
+TEST(Placement, TakesWhatIsNamed) {
+  Placement cluster({{"a", 4}, {"b", 2}});
+  EXPECT_TRUE(cluster.take(1, {{0, {1, 2}}}));
+  EXPECT_FALSE(cluster.take(2, {{0, {2, 3}}})) << "one of them is another's";
+  EXPECT_FALSE(cluster.take(2, {{1, {2}}})) << "there is no such GPU";
+  EXPECT_FALSE(cluster.take(2, {{2, {0}}})) << "there is no such node";
+  EXPECT_FALSE(cluster.has(2));
+  EXPECT_TRUE(cluster.take(1, {{0, {2, 3}}})) << "its own are free for it";
+  EXPECT_TRUE(cluster.take(2, {{0, {0, 1}}}));
+  EXPECT_FALSE(cluster.place(3, 4));
+  cluster.release(1);
+  EXPECT_TRUE(cluster.place(3, 2));
+}
+
+/// No GPU twice, none that is not there, whatever is wished for; who is not wished for stays.
+TEST(Placement, GivesNoGpuToTwo) {
+  for (uint32_t seed = 1; seed <= 300; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<NodeOfCluster> nodes(1 + random() % 4);
+    for (NodeOfCluster& node : nodes) node.gpus = 1u << (random() % 4);
+    Curve curve;
+    for (uint32_t gpus = 1; gpus <= 8; gpus *= 2) curve.points.push_back({gpus, 1.0 * gpus});
+    Placement cluster(nodes);
+    std::vector<std::optional<uint32_t>> now(6);
+    const bool first_is_apart = random() % 2 == 0 && cluster.take(0, {{0, {0}}});
+    for (int round = 0; round < 20; ++round) {
+      std::vector<Wish> wishes;
+      for (uint32_t job = first_is_apart; job < now.size(); ++job) {
+        Wish& wish = wishes.emplace_back(Wish{job, &curve, std::nullopt, now[job]});
+        if (random() % 3 != 0) wish.point = random() % curve.points.size();
+      }
+      cluster.carry_out(wishes);
+      for (const Wish& wish : wishes) now[wish.job] = wish.point;
+      std::set<std::pair<uint32_t, uint32_t>> used;
+      for (uint32_t job = 0; job < now.size(); ++job) {
+        size_t count = 0;
+        for (const OnNode& on : cluster.of(job))
+          for (const uint32_t gpu : on.gpus) {
+            ++count;
+            ASSERT_LT(gpu, nodes[on.node].gpus);
+            ASSERT_TRUE(used.insert({on.node, gpu}).second);
+          }
+        if (job == 0 && first_is_apart) ASSERT_EQ(count, 1u);
+        else ASSERT_EQ(count, now[job] ? curve.points[*now[job]].gpus : 0);
+      }
+    }
+  }
+}
+
+TEST(JobRecord, ComesBackAsItWas) {
+  const Scratch scratch;
+  EXPECT_FALSE(read_record(scratch.path()));
+  JobRecord record;
+  record.state = LiveState::kStops;
+  record.has = CurvePoint{4, 12.5, 64, "ddp tp2-pp1-dp2", 0, 2, 1, 2, "ddp"};
+  record.devices = {"w0:0", "w0:1", "w1:0", "w1:1"};
+  record.layout = json::object{{"tp", 2}, {"devices", {"w0:0"}}};
+  record.layout_before = json::object{{"tp", 1}};
+  record.pid = 17;
+  record.started_at = "boot 5";
+  record.was_asked_to_end = true;
+  record.costs = ChangeCosts{1, 2, 3, 4};
+  record.changes = 9;
+  record.failures = 2;
+  record.remark = "so it is";
+  ASSERT_TRUE(write_record(scratch.path(), record));
+  const auto read = read_record(scratch.path());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->state, record.state);
+  EXPECT_TRUE(read->has && read->has->is_as(*record.has));
+  EXPECT_EQ(read->has->tp, 2u);
+  EXPECT_EQ(read->has->technique, "ddp");
+  EXPECT_EQ(read->devices, record.devices);
+  EXPECT_EQ(*read->layout, *record.layout);
+  EXPECT_EQ(*read->layout_before, *record.layout_before);
+  EXPECT_EQ(read->pid, 17);
+  EXPECT_EQ(read->started_at, record.started_at);
+  EXPECT_TRUE(read->was_asked_to_end);
+  EXPECT_DOUBLE_EQ(read->costs->link, 3);
+  EXPECT_EQ(read->changes, 9u);
+  EXPECT_EQ(read->failures, 2u);
+  EXPECT_EQ(read->remark, record.remark);
+  for (const char* odd : {"", "{", "[]", "{}", R"({"format": "ptc-autoscale/1"})",
+                          R"({"format": "ptc-autoscale/1", "state": "sings"})"}) {
+    std::ofstream(scratch.path("autoscale.json")) << odd;
+    EXPECT_FALSE(read_record(scratch.path())) << odd;
+  }
+}
+
+TEST(LayoutOfPoint, KeepsWhatItsUserSetBeside) {
+  const CurvePoint point{4, 1, 64, "fsdp tp1-pp2-dp2", 0, 1, 2, 2, "fsdp"};
+  const json::object before{{"tp", 4}, {"pp", 1}, {"dp", 1}, {"keep", 3}, {"stages", {4}}};
+  const auto layout = layout_of_point(before, point, {"w0:0", "w0:1", "w0:2", "w0:3"});
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(layout.value(), (json::object{{"tp", 1},
+                                          {"pp", 2},
+                                          {"dp", 2},
+                                          {"keep", 3},
+                                          {"optimizer", "fsdp"},
+                                          {"devices", {"w0:0", "w0:1", "w0:2", "w0:3"}}}));
+  const auto with_cp = layout_of_point({{"cp", 2}}, point, {});
+  ASSERT_FALSE(with_cp);
+  EXPECT_THAT(with_cp.error().message(), HasSubstr("\"cp\": 2"));
+}
+
+TEST(Worker, HasWhatItIsGivenAndTellsHowItEnded) {
+  const Scratch scratch;
+  auto started = Worker::start({{"sh", "-c", "echo $PTC_JOB in $PWD; exit 3"},
+                                scratch.path(),
+                                scratch.path("log"),
+                                {{"PTC_JOB", "here"}}});
+  ASSERT_TRUE(started);
+  EXPECT_EQ(wait_for(started.value()).status, 3);
+  const std::string there = std::filesystem::canonical(scratch.path(".")).string();
+  EXPECT_EQ(text_of(scratch.path("log")), "here in " + there + "\n");
+  const auto missing = Worker::start({{"./none"}, scratch.path(), scratch.path("log"), {}});
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message(), HasSubstr("starting ./none in " + scratch.path()));
+}
+
+TEST(Worker, IsFoundAgainAndNobodyElseIs) {
+  const Scratch scratch;
+  auto started = Worker::start(
+      {{"sh", "-c", "trap 'echo asked; exit 9' TERM; echo there; while :; do sleep 0.05; done"},
+       scratch.path(),
+       scratch.path("log"),
+       {}});
+  ASSERT_TRUE(started);
+  Worker& worker = started.value();
+  wait_for_text(scratch.path("log"), "there");
+  EXPECT_FALSE(Worker::find(worker.pid(), worker.started_at() + "1"));
+  EXPECT_FALSE(Worker::find(worker.pid(), ""));
+  auto found = Worker::find(worker.pid(), worker.started_at());
+  ASSERT_TRUE(found);
+  EXPECT_FALSE(found->ended());
+  found->ask_to_end();
+  EXPECT_EQ(wait_for(worker).status, 9);
+  EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("asked"));
+  const auto how = found->ended();
+  ASSERT_TRUE(how);
+  EXPECT_FALSE(how->status);
+}
+
+TEST(Worker, LeavesNobodyBehind) {
+  const Scratch scratch;
+  auto started = Worker::start(
+      {{"sh", "-c", "sleep 1000 & echo $!; exit 0"}, scratch.path(), scratch.path("log"), {}});
+  ASSERT_TRUE(started);
+  wait_for(started.value());
+  const auto child = static_cast<pid_t>(std::stol(text_of(scratch.path("log"))));
+  // It is somebody else's to reap; until then it is a zombie.
+  const std::string stat = "/proc/" + std::to_string(child) + "/stat";
+  for (int i = 0; i < 500 && text_of(stat).find(") S") != std::string::npos; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(text_of(stat).find(") S"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ptc::planner
