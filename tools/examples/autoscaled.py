@@ -1,0 +1,171 @@
+"""Three training jobs share four devices, and `ptc autoscale` decides who has how many.
+
+    autoscaled.py MOUNT [--out DIR]      MOUNT: where ptcfs is mounted on this machine; `ptc` is found by $PATH
+
+The jobs are autoscaled-a, -b and -c; one that is there already is left alone, and nothing is run. c comes late, whoever
+is first ends, and the processes of b are killed. elastic.py and train.py run each job; a device is a process of this
+machine. Then one process makes the same steps of each job without ptcfs but for its samples' order, and both are
+compared. Exit status 1: they differ.
+"""
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import proof
+import ptc
+import train
+
+SAMPLES = {"a": 480, "b": 800, "c": 720}
+ALLOWED = 1e-5  # relatively: tensor parallelism cuts sums otherwise
+HERE = os.path.dirname(os.path.abspath(__file__))
+# What a machine with four devices might show: here they are no faster for being more.
+PROFILES = """model,batch,tp,pp,dp,iteration_s
+llama,4,1,1,1,0.40
+llama,8,1,1,2,0.42
+llama,8,2,1,2,0.25
+"""
+
+
+def node_of(mount):
+    with open(os.path.join(mount, ".ptc/nodes.json"), encoding="utf-8") as file:
+        return json.load(file)["nodes"][0]["name"]
+
+
+class Cluster:
+    def __init__(self, mount, out):
+        self.mount, self.out, self.names = mount, out, []
+        self.trainer = train.first()
+        for name, proof.SAMPLES in SAMPLES.items():
+            proof.write_samples(self.samples(name))
+        with open(os.path.join(out, "profiles.csv"), "w", encoding="utf-8") as file:
+            file.write(PROFILES)
+
+    def path(self, name):
+        return os.path.join(self.mount, "autoscaled-" + name)
+
+    def samples(self, name):
+        return os.path.join(self.out, "samples-" + name)
+
+    def log(self, name):
+        return os.path.join(self.out, name + ".log")
+
+    def add(self, *names):
+        """Jobs with a first state and a data set, and jobs.json with them."""
+        for name in names:
+            proof.new_job(self.path(name), self.samples(name), proof.layout_of(), 4, self.trainer)
+        self.names += names
+        jobs = [{"name": "autoscaled-" + name, "model": "llama", "samples": SAMPLES[name], "batch": [4, 8],
+                 "run": {"command": [sys.executable, os.path.join(HERE, "elastic.py"), self.path(name), self.log(name)],
+                         "stops_within": 60}} for name in self.names]
+        written = os.path.join(self.out, "jobs.json.new")
+        proof.write(written, {"cluster": {"nodes": {node_of(self.mount): 4}}, "profiles": "profiles.csv", "jobs": jobs})
+        os.replace(written, os.path.join(self.out, "jobs.json"))
+
+    def record(self, name):
+        """What the autoscaler has done with it."""
+        try:
+            with open(os.path.join(self.path(name), "autoscale.json"), encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return {"changes": 0}
+
+    def steps(self, name):
+        """step → its record, with the ids of the whole batch: of a step that was made again, what was made last."""
+        found = {}
+        for record in proof.read_log(self.log(name)):  # in the order of writing for each data-parallel rank
+            found.setdefault(record["step"], []).append(record)
+        steps = {}
+        for step, records in sorted(found.items()):
+            last = [one for one in records if one["dp"] == 0][-1]
+            parts = {one["dp"]: one for one in records if one["layout"] == last["layout"] and one["batch"] == last["batch"]}
+            steps[step] = {**last, "ids": sum((parts[dp]["ids"] for dp in range(last["layout"]["dp"])), [])}
+        return steps
+
+    def made(self, name, batch):
+        """How many steps so far with that batch."""
+        return sum(record["batch"] == batch and record["dp"] == 0 for record in proof.read_log(self.log(name)))
+
+    def run(self):
+        """The story; the exit status of ptc autoscale."""
+        self.add("a", "b")
+        autoscale = subprocess.Popen(["ptc", "-C", self.mount, "autoscale", os.path.join(self.out, "jobs.json"), "--until-done",
+                                      "--logs", self.out, "--price", "1", "--every", "5"])
+        try:
+            self.until(autoscale, lambda: min(self.made("a", 8), self.made("b", 8)) >= 3)
+            self.add("c")
+            self.until(autoscale, lambda: self.made("b", 4) >= 3)
+            os.kill(self.record("b")["pid"], signal.SIGKILL)
+            return autoscale.wait()
+        except BaseException:
+            autoscale.kill()
+            autoscale.wait()
+            raise
+        finally:
+            for name in self.names:
+                if self.goes_on(name):
+                    os.killpg(self.record(name)["pid"], signal.SIGKILL)
+
+    def goes_on(self, name):
+        return self.record(name).get("pid") is not None
+
+    @staticmethod
+    def until(autoscale, is_so):
+        while not is_so() and autoscale.poll() is None:
+            time.sleep(0.1)
+
+    def compare(self, name):
+        """Prints what was found; whether it holds, and how many changes there were."""
+        steps = self.steps(name)
+        order = proof.new_job(self.path(name + "-order"), self.samples(name), proof.layout_of(), 1, self.trainer)
+        lines = train.Samples.read(order, 0)
+        made = [steps[step] for step in sorted(steps)]
+        expected = proof.uninterrupted(train.first(), lines, [step["batch"] for step in made])
+        differ = [abs(step["loss"] - loss) / abs(loss) for step, loss in zip(made, expected)]
+        changes = sum(a["layout"] != b["layout"] or a["batch"] != b["batch"] for a, b in zip(made, made[1:]))
+        problems = []
+        if sum((step["ids"] for step in made), []) != [json.loads(line)["id"] for line in lines]:
+            problems.append("not every sample was seen exactly once, in the one order")
+        if sorted(steps) != list(range(1, len(steps) + 1)):
+            problems.append("a step is missing")
+        if max(differ) > ALLOWED:
+            problems.append(f"the loss differs by {max(differ):.2e}, and {ALLOWED:g} is allowed")
+        print(f"{name}: {len(made)} steps, {changes} changes of layout or batch, started {self.record(name)['changes']} times; loss "
+              f"{made[0]['loss']:.3f} to {made[-1]['loss']:.3f}, differs by {max(differ):.1e} at most. "
+              + ("; ".join(problems) or "good"), flush=True)
+        return not problems, changes
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("mount")
+    parser.add_argument("--out", default="autoscaled")
+    options = parser.parse_args()
+    out, mount = os.path.abspath(options.out), os.path.abspath(options.mount)
+    if not os.path.isdir(os.path.join(mount, ".ptc")):
+        sys.exit(f"autoscaled.py: {mount} is no mount of ptcfs")
+    os.makedirs(out, exist_ok=True)
+    cluster = Cluster(mount, out)
+    taken = [name for one in "abc" for name in (one, one + "-order") if os.path.lexists(cluster.path(name))]
+    if taken:
+        sys.exit("autoscaled.py: there is a job of that name already, and it is left alone: ptc rm --force "
+                 + " ".join("autoscaled-" + name for name in taken))
+    for name in "abc":
+        for left in [path for path in os.listdir(out) if path.startswith(name + ".log")]:
+            os.remove(os.path.join(out, left))
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.path.dirname(os.path.dirname(ptc.__file__)), os.environ.get("PYTHONPATH", "")])
+    begun = time.monotonic()
+    status = cluster.run()
+    if status != 0:
+        sys.exit(f"autoscaled.py: ptc autoscale ended with {status}")
+    found = [cluster.compare(name) for name in cluster.names]
+    changes = sum(number for _, number in found)
+    print(f"{changes} changes in {time.monotonic() - begun:.0f} s")
+    sys.exit(not all(holds for holds, _ in found))
+
+
+if __name__ == "__main__":
+    main()
