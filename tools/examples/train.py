@@ -37,7 +37,7 @@ class Samples:
 
     def __init__(self, job, dp_rank, dp_size):
         plan = job.read_json("dataset/plan.json")
-        self.batch = plan["segments"][-1]["batch"]
+        self.batch, self.end = plan["segments"][-1]["batch"], plan["end"]
         self.each = self.batch // dp_size
         self.lines = self.read(job, dp_rank)
         self.next = (plan["consumed"] - plan["segments"][-1]["from"]) // self.batch * self.each
@@ -238,11 +238,12 @@ def run(make, rank, world, job, layout, checkpoint, meet, log):
         dist.all_reduce(stop)  # all at the same step
         if stop.any():
             break
-        loss = trainer.step(batch, samples.batch)
-        step, consumed = step + 1, consumed + samples.batch
+        size = min(samples.batch, samples.end - consumed)  # the last one may be short
+        loss = trainer.step(batch, size)
+        step, consumed = step + 1, consumed + size
         if trainer.logs:
             with open(f"{log}.{trainer.dp}", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, "loss": loss.item(), "batch": samples.batch, "layout": layout,
+                file.write(json.dumps({"step": step, "loss": loss.item(), "batch": size, "layout": layout,
                                        "ids": [one[0] for one in batch]}) + "\n")
         if step % SAVE_EVERY == 0:
             save()

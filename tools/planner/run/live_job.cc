@@ -90,10 +90,7 @@ double LiveJob::samples_left() const {
   return std::max(spec_.samples - static_cast<double>(consumed_), 1.0);
 }
 
-bool LiveJob::is_consumed() const {
-  const uint64_t step = record_.has ? std::max<uint64_t>(record_.has->batch, 1) : 1;
-  return static_cast<double>(consumed_ + step) > spec_.samples;
-}
+bool LiveJob::is_consumed() const { return static_cast<double>(consumed_) >= spec_.samples; }
 
 bool LiveJob::is_decided_for() const {
   return seen_ && !is_over() && state() != LiveState::kByHand && !curve_.empty();
