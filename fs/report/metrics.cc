@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "fs/report/autoscale_note.h"
 #include "fs/report/metrics_writer.h"
 #include "fs/report/reports.h"
 #include "fs/report/version.h"
@@ -316,6 +317,40 @@ void write_process(MetricsWriter& out, Tree& tree) {
   out.single("process_max_fds", "gauge", "Files that it may open.", limit.rlim_cur);
 }
 
+/// What `ptc autoscale` has decided for jobs, as it wrote that down.
+void write_autoscale(MetricsWriter& out, Tree& tree) {
+  std::vector<std::pair<std::string, AutoscaleNote>> notes;
+  for (const JobRef& job : tree.store().jobs())
+    if (auto note = read_autoscale_note(job->files_dir()))
+      notes.emplace_back(job->name(), std::move(*note));
+  if (notes.empty()) return;
+  auto each = [&](std::string_view name, std::string_view type, std::string_view help,
+                  auto number) {
+    out.family(name, type, help);
+    for (const auto& [job, note] : notes) out.sample({{"job", job}}, number(note));
+  };
+  out.family("ptcfs_job_autoscale_state", "gauge", "1 for what the autoscaler says of the job.");
+  for (const auto& [job, note] : notes)
+    out.sample({{"job", job}, {"state", note.state}}, uint64_t{1});
+  each("ptcfs_job_autoscale_gpus", "gauge", "GPUs that the job has been given.",
+       [](const AutoscaleNote& note) { return note.gpus; });
+  each("ptcfs_job_autoscale_batch", "gauge", "Samples of its global batch.",
+       [](const AutoscaleNote& note) { return note.batch; });
+  each("ptcfs_job_autoscale_starts_total", "counter", "How often it was started.",
+       [](const AutoscaleNote& note) { return note.changes; });
+  each("ptcfs_job_autoscale_failures", "gauge", "Ends without progress, one after the other.",
+       [](const AutoscaleNote& note) { return note.failures; });
+  each("ptcfs_job_autoscale_price_seconds", "gauge", "What its last change was thought to cost.",
+       [](const AutoscaleNote& note) { return note.price_s; });
+  out.family("ptcfs_job_autoscale_decision_info", "gauge", "The last decision, and why; always 1.");
+  for (const auto& [job, note] : notes)
+    out.sample({{"job", job},
+                {"from_gpus", std::to_string(note.from_gpus)},
+                {"to_gpus", std::to_string(note.to_gpus)},
+                {"why", note.why}},
+               uint64_t{1});
+}
+
 }  // namespace
 
 std::string metrics_text(Tree& tree) {
@@ -328,6 +363,7 @@ std::string metrics_text(Tree& tree) {
   write_agreement(out, tree);
   write_cluster(out, tree);
   write_jobs(out, tree);
+  write_autoscale(out, tree);
   return out.take();
 }
 

@@ -10,6 +10,7 @@ import time
 
 import models
 import mount
+import prometheus
 
 SAMPLES, BATCH = 400, 4
 TRAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "small_trainer.py")
@@ -141,12 +142,21 @@ class Autoscale(mount.TestCase):
         self.list_jobs((a, quick, {}), (b, slow, {}))
         self.begin("--until-done")
         self.wait_for(lambda: len(self.log("start")) == 2)
+        said = mount.read_text(self.mount.path + "/.ptc/metrics")
+        for words in (f'ptcfs_job_autoscale_gpus{{job="{a.name}"}} 2', f'ptcfs_job_autoscale_state{{job="{a.name}",state="runs"}} 1',
+                      'to_gpus="2",why="the autoscaler begins"'):
+            self.assertIn(words, said)
+        top = " ".join(self.mount.ptc("top", "--once").stdout.split())
+        self.assertIn("autoscale: it runs on 2 GPUs with batch 4 (tp1-pp1-dp2); 0 GPUs before, and now these because", top)
         self.list_jobs((a, quick, {}), (b, slow, {}), (c, slow, {}))
         self.wait_until_all_is_done()
         self.check_story(a, b, c)
         self.assertEqual([len(line["layout"]["devices"]) for line in self.of_job(a, "start")][0], 2)
         self.assertGreater(len(self.log("start")), 3)  # somebody was given another number
         self.assertIn("because", self.said())
+        gpus = {labels: value for (name, labels), value in prometheus.check(mount.read_text(self.mount.path + "/.ptc/metrics")).items()
+                if name == "ptcfs_job_autoscale_starts_total"}
+        self.assertEqual(sum(gpus[(("job", os.path.basename(job.path)),)] for job in (a, b, c)), len(self.log("start")))
         self.assertEqual(self.record_of(b)["decision"]["to"]["batch"], BATCH)
 
     def test_a_killed_one_is_followed_by_the_next(self):

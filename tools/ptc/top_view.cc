@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "store/base/size_text.h"
+#include "tools/planner/profile/input.h"
+#include "tools/planner/run/record.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/progress.h"
 #include "tools/ptc/text.h"
@@ -128,6 +130,9 @@ class View {
       } else if (job.state == "resharding") {
         add(fmt::format("  to {}: waiting", job.wanted));
       }
+      if (i < now_.autoscale.size())
+        for (const std::string& line : lines_of(wrapped(now_.autoscale[i], 2, width_)))
+          if (!line.empty()) add((line.starts_with(' ') ? "" : "  ") + line);
       if (!job.last_error.empty()) add("  " + job.last_error);
       for (const std::string& warning : text_list(array_field(job.raw, "warnings")))
         add("  " + warning);
@@ -143,6 +148,26 @@ class View {
 
 }  // namespace
 
+std::string autoscale_line(const std::string& job_dir) {
+  const auto record = planner::read_record(job_dir);
+  if (!record) return "";
+  std::string line = fmt::format("autoscale: it {}", planner::state_word(record->state));
+  using State = planner::LiveState;
+  if (record->state == State::kDone || record->state == State::kGivenUp)
+    line = fmt::format("autoscale: {}", planner::state_word(record->state));
+  if (record->state == State::kByHand) line = "autoscale: left alone";
+  if (record->has)
+    line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
+                        record->has->batch, record->has->way);
+  if (!record->remark.empty()) line += ": " + record->remark;
+  const std::string why = text_field(record->decision, "why");
+  if (!why.empty() && record->has)
+    line += fmt::format(
+        "; {} before, and now these because {}",
+        planner::counted(number_field(object_field(record->decision, "from"), "gpus"), "GPU"), why);
+  return line;
+}
+
 Result<TopSample> read_top_sample(const std::string& mount) {
   TopSample sample{.mount = mount};
   PTC_TRY(sample.stats, read_json_file(mount + "/.ptc/stats"));
@@ -157,6 +182,7 @@ Result<TopSample> read_top_sample(const std::string& mount) {
                     status.error().code() == Code::kPermissionDenied))
       continue;
     PTC_TRY(auto read, std::move(status));
+    sample.autoscale.push_back(autoscale_line(mount + "/" + read.job));
     sample.jobs.push_back(std::move(read));
   }
   return sample;

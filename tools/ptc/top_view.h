@@ -17,8 +17,13 @@ struct TopSample {
   std::string mount;
   json::object stats, nodes, requests;  // .ptc/stats, .ptc/nodes.json, .ptc/requests
   std::vector<JobStatus> jobs;          // by name
+  std::vector<std::string> autoscale;   // of each job what an autoscaler has decided; may be empty
   std::chrono::steady_clock::time_point taken;
 };
+
+/// "autoscale: it runs on 2 GPUs with batch 8 (…); 1 GPU before, and now these because b has
+/// ended"; "": no autoscaler has the job.
+std::string autoscale_line(const std::string& job_dir);
 
 Result<TopSample> read_top_sample(const std::string& mount);
 
