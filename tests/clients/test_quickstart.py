@@ -34,6 +34,8 @@ class Quickstart(unittest.TestCase):
         self.program(self.at("programs here/cmake"), "exit 0\n")
         for name in ("compare_shards.py", "models.py"):
             shutil.copy(os.path.join(ROOT, "tests/clients", name), self.at("my clone/tests/clients", name))
+        shutil.copy(os.path.join(ROOT, "tools/examples/jobs.json"), self.at("my clone/tools/examples/jobs.json"))
+        shutil.copytree(os.path.join(ROOT, "tests/bench/data/elasticflow"), self.at("my clone/tests/bench/data/elasticflow"))
         os.symlink(mount.bin_dir(), self.at("my clone/build/bin"))
         models.Bert().write_hf(self.at("my clone/build/models/minilm/"))
         os.mkdir(self.at("a $HOME's tmp"))
@@ -44,6 +46,8 @@ class Quickstart(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("identical", done.stdout)
         self.assertIn("checked bit for bit", done.stdout)
+        self.assertIn("16 of 16 GPUs in use", done.stdout)
+        self.assertIn("<svg", mount.read_text(self.at("my clone/build/plan.svg")))
         self.assertEqual(os.listdir(self.at("a $HOME's tmp")), [])
 
 
