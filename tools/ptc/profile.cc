@@ -15,6 +15,7 @@
 #include "tools/planner/profile/published.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/output_file.h"
+#include "tools/ptc/profile_run.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
@@ -168,6 +169,7 @@ void add_profile(CLI::App& app, Context& context) {
       "a line for each trial; \"oom\" stands for a time where memory was too little.\n"
       "\nExamples:\n"
       "  ptc profile import elasticflow throughputs_A100/*.csv -o profiles.csv\n"
+      "  ptc profile run jobs.json -o profiles.csv\n"
       "  ptc profile show profiles.csv gpt2");
   command->require_subcommand(1);
   CLI::App* import = command->add_subcommand("import", "Read tables that others have published");
@@ -196,14 +198,42 @@ void add_profile(CLI::App& app, Context& context) {
           ->type_name("N")
           ->check(whole_number(1, uint64_t{1} << 40))
           ->capture_default_str();
+  auto trials = std::make_shared<ProfileRunOptions>();
+  CLI::App* run = command->add_subcommand("run", "Try how fast the models of jobs train here");
+  run->add_option("FILE", trials->file, "jobs.json; -: standard input")->required();
+  run->add_option("-o,--output", trials->output, "the table; else the profile that FILE names")
+      ->type_name("FILE");
+  run->add_option("--library", trials->library,
+                  "a folder of techniques; else those that come along")
+      ->type_name("DIR");
+  run->add_option("--technique", trials->techniques, "only these, with commas between them")
+      ->type_name("NAMES")
+      ->delimiter(',');
+  run->add_option("--gpus", trials->gpus, "of this machine; else those of FILE's largest node")
+      ->type_name("N")
+      ->check(whole_number(1, 1024));
+  run->add_option("--device", trials->device, "what kind they are; else as FILE says")
+      ->type_name("NAME");
+  run->add_option("--within", trials->within, "a trial that takes longer is killed")
+      ->type_name("S")
+      ->check(number(0.1, kMostSeconds))
+      ->capture_default_str();
+  run->add_flag("--one-at-a-time", trials->one_at_a_time, "not side by side, as GPUs allow");
+  run->add_flag("--again", trials->again, "also those that had no time");
+  run->footer(
+      "A technique is a program that is told what to try and prints its time (man ptc).\n"
+      "Each trial is in the table as soon as it has ended. What is there already is not\n"
+      "tried again. Jobs with one model share its trials.\n"
+      "\nExit status: 0 all were tried, 130 interrupted: the same again goes on.");
   CLI::App* show = command->add_subcommand("show", "Print the best throughput by number of GPUs");
   show->add_option("FILE", options->file, "a profile; -: standard input")->required();
   show->add_option("MODEL", options->models, "only these");
   show->add_option("--device", options->device, "only this kind of GPU")->type_name("NAME");
-  for (CLI::App* sub : {import, show}) sub->fallthrough();
-  command->callback([&context, options, import, batch] {
+  for (CLI::App* sub : {import, run, show}) sub->fallthrough();
+  command->callback([&context, options, trials, import, run, batch] {
     options->says_batch = batch->count() > 0;
-    context.run = [options, import]() -> Result<int> {
+    context.run = [options, trials, import, run]() -> Result<int> {
+      if (run->parsed()) return run_profile_run(*trials);
       return import->parsed() ? run_import(*options) : run_show(*options);
     };
   });

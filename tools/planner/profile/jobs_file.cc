@@ -51,7 +51,7 @@ class JobParser : JsonSettings {
 
   Result<JobToTrain> parse() const {
     PTC_TRY(check_known(text_, at_, object_,
-                        {"name", "model", "samples", "batch", "technique", "now", "run"}));
+                        {"name", "model", "samples", "batch", "technique", "now", "run", "trial"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -67,6 +67,11 @@ class JobParser : JsonSettings {
     PTC_TRY(batch(job));
     PTC_TRY(now(job));
     PTC_TRY(run(job));
+    if (const json::value* trial = object_.if_contains("trial")) {
+      if (!trial->is_object())
+        return error(below("trial"), "'trial' must be an object, for techniques");
+      job.trial = trial->get_object();
+    }
     return job;
   }
 

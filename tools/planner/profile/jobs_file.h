@@ -9,10 +9,11 @@
 //        "now": {"gpus": 4, "batch": 256},                 // what it has, if it runs
 //        "run": ["./train.sh", "b"]} ]}                    // how "ptc autoscale" starts it
 //
-// "run" may say more: {"command": ["./train.sh"], "directory": "..", "stops_within": 600,
-// "progress_within": 3600} (seconds).
+// "trial" is an object for techniques ("ptc profile run"). "run" may say more: {"command":
+// ["./train.sh"], "directory": "..", "stops_within": 600, "progress_within": 3600} (seconds).
 #pragma once
 
+#include <boost/json/object.hpp>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/json.h"
 #include "tools/planner/profile/profile.h"
 
 namespace ptc::planner {
@@ -56,6 +58,7 @@ struct JobToTrain {
     bool operator==(const Run&) const = default;
   };
   std::optional<Run> run = {};
+  json::object trial = {};  // what techniques are told: "ptc profile run"
 };
 
 struct JobsFile {

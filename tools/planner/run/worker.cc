@@ -86,9 +86,15 @@ Result<Worker> Worker::start(const WorkerCommand& command) {
   const std::string what = fmt::format("starting {}", command.command.front());
   const auto log = open_file(AT_FDCWD, command.log, O_WRONLY | O_CREAT | O_APPEND, 0644);
   if (log.has_error()) return invalid_argument("{}: {}", what, log.error().message());
+  UniqueFd output;
+  if (!command.output.empty()) {
+    PTC_TRY(output, open_file(AT_FDCWD, command.output, O_WRONLY | O_CREAT | O_TRUNC, 0600));
+  }
+  const std::string input = command.input.empty() ? "/dev/null" : command.input;
   SpawnSettings settings;
-  ::posix_spawn_file_actions_addopen(&settings.actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&settings.actions, log.value().get(), 1);
+  ::posix_spawn_file_actions_addopen(&settings.actions, 0, input.c_str(), O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&settings.actions,
+                                     output.valid() ? output.get() : log.value().get(), 1);
   ::posix_spawn_file_actions_adddup2(&settings.actions, log.value().get(), 2);
   ::posix_spawn_file_actions_addchdir_np(&settings.actions, command.directory.c_str());
   sigset_t none, all;

@@ -18,6 +18,8 @@ struct WorkerCommand {
   std::string directory;                                       // where it starts
   std::string log;                                             // standard output and error go there
   std::vector<std::pair<std::string, std::string>> variables;  // beside this process's own
+  std::string input = {};   // a file for its standard input; empty: nothing
+  std::string output = {};  // and for its output; empty: the log too
 };
 
 /// A command in a session of its own, which goes on when this process ends; another one finds it
