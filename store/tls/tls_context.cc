@@ -1,16 +1,18 @@
 #include "store/tls/tls_context.h"
 
+#include <fcntl.h>
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 
+#include "store/base/file.h"
 #include "store/tls/private_file.h"
 
 namespace ptc {
 namespace {
 
-constexpr size_t kMaxKeyBytes = 64 << 10;
+constexpr size_t kMaxKeyBytes = 64 << 10, kMaxCertificatesBytes = 16 << 20;
 
 /// A key file with a passphrase is refused, not asked for at a terminal.
 int no_passphrase(char*, int, int, void*) { return 0; }
@@ -29,6 +31,14 @@ Result<> use_key(SSL_CTX* context, const std::string& path) {
     return invalid_argument("the key {} is not that of the certificate: {}", path,
                             last_tls_error());
   return ok();
+}
+
+/// OpenSSL does not say why it could not read a file.
+Result<> check_readable(const std::string& path, std::string_view what) {
+  auto text = read_text_file(AT_FDCWD, path, kMaxCertificatesBytes);
+  if (text) return ok();
+  return invalid_argument("{} cannot be read; give a file in PEM: {}", what,
+                          text.error().message());
 }
 
 }  // namespace
@@ -58,10 +68,15 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::load(const TlsFiles& files
   // Nothing is resumed; a ticket would make an idle connection look as if something had come.
   ::SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
   ::SSL_CTX_set_num_tickets(context, 0);
-  if (files.ca.empty()) ::SSL_CTX_set_default_verify_paths(context);
-  else if (::SSL_CTX_load_verify_file(context, files.ca.c_str()) != 1)
-    return invalid_argument("{} holds no certificates in PEM: {}", files.ca, last_tls_error());
+  if (files.ca.empty()) {
+    ::SSL_CTX_set_default_verify_paths(context);
+  } else {
+    PTC_TRY(check_readable(files.ca, "the authority's certificates"));
+    if (::SSL_CTX_load_verify_file(context, files.ca.c_str()) != 1)
+      return invalid_argument("{} holds no certificates in PEM: {}", files.ca, last_tls_error());
+  }
   if (files.certificate.empty()) return std::shared_ptr<const TlsContext>(std::move(result));
+  PTC_TRY(check_readable(files.certificate, "the certificate"));
   if (::SSL_CTX_use_certificate_chain_file(context, files.certificate.c_str()) != 1)
     return invalid_argument("{} holds no certificate in PEM: {}", files.certificate,
                             last_tls_error());

@@ -116,6 +116,17 @@ TEST_F(Tls, FilesThatCannotBeUsedSayWhy) {
   bad = good;
   bad.ca_file = "/none";
   EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, "/none"));
+  EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, "No such file or directory"));
+  bad.ca_file = std::filesystem::path(good.ca_file).parent_path();
+  EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, "Is a directory"));
+  bad.ca_file = good.key_file;
+  EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, "holds no certificates in PEM"));
+  bad = good;
+  bad.cert_file += ".none";
+  EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, bad.cert_file + ": No such file"));
+  bad = good;
+  bad.key_file += ".none";
+  EXPECT_TRUE(has_error(load(bad), Code::kNotFound, bad.key_file + ": No such file"));
   bad = good;
   bad.key_file = auth_of("n0").key_file;
   EXPECT_TRUE(has_error(load(bad), Code::kInvalidArgument, "not that of the certificate"));
