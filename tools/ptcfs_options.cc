@@ -88,16 +88,23 @@ bool is_in(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// As the caller means it: in the background the daemon's directory is another.
+std::string absolute_path(const std::string& path) {
+  std::error_code error;
+  auto absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.string();
+}
+
 /// An option of ptcfs' own: --memory 64G, or -o memory=64G.
 Result<> take_own(const std::string& key, const std::string& value, Options* options) {
   constexpr uint64_t kLeastMemory = 16 << 20, kMostMemory = uint64_t{1} << 60;
   if (value.empty()) return invalid_argument("a value is missing");
   ClusterOptions& cluster = options->cluster;
-  const std::map<std::string_view, std::string*> texts = {
-      {"node", &options->node},
-      {"listen", &cluster.listen},
-      {"advertise", &cluster.advertise},
-      {"cluster", &cluster.etcd.cluster},
+  const std::map<std::string_view, std::string*> texts = {{"node", &options->node},
+                                                          {"listen", &cluster.listen},
+                                                          {"advertise", &cluster.advertise},
+                                                          {"cluster", &cluster.etcd.cluster}};
+  const std::map<std::string_view, std::string*> files = {
       {"secret", &cluster.auth.secret_file},
       {"tls-ca", &cluster.auth.ca_file},
       {"tls-cert", &cluster.auth.cert_file},
@@ -108,18 +115,23 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
       {"etcd-key", &cluster.etcd.key_file}};
   if (const auto text = texts.find(key); text != texts.end()) {
     *text->second = value;
+  } else if (const auto file = files.find(key); file != files.end()) {
+    *file->second = absolute_path(value);
   } else if (key == "store") {
-    std::error_code error;
-    options->place.directory = std::filesystem::absolute(value, error).string();
+    options->place.directory = absolute_path(value);
   } else if (key == "quota-job") {
     PTC_TRY(options->quota_job, QuotaLimit::parse(value));
   } else if (key == "quota-user") {
     PTC_TRY(options->quota_user, QuotaLimit::parse(value));
   } else if (key == "data-root") {
     for (const std::string& root : CLI::detail::split(value, ':')) {
-      if (!root.starts_with('/'))
-        return invalid_argument("{} is no path that begins with '/'", ptc::quoted(root));
-      options->data_roots.push_back(root);
+      if (root.empty())
+        return invalid_argument("one of the directories in {} has no name", ptc::quoted(value));
+      // Compared with paths letter by letter, without "." and "..".
+      options->data_roots.push_back(
+          root.starts_with('/')
+              ? root
+              : std::filesystem::path(absolute_path(root)).lexically_normal().string());
     }
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));

@@ -50,13 +50,14 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   // Of its own: images are sent from mapped pages, which may have to come from a slow disk, and the
   // lease of this node waits for nothing.
   PTC_TRY(impl->options.etcd.io, IoThreads::start(1, "ptcfs-etcd"));
-  PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
+  // Before etcd is asked, which may take a while: a file that cannot be used is said at once.
   PeersOptions peers;
   peers.node = impl->options.node;
   peers.cluster = impl->options.etcd.cluster;
   peers.auth = impl->options.auth;
   peers.io = impl->io;
   PTC_TRY(impl->peers, Peers::create(std::move(peers)));
+  PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   impl->calls = std::make_unique<TcpCalls>(*impl->peers);
   const MemberOptions member{impl->options.node, impl->options.lease};
   impl->membership = std::make_unique<Membership>(member, *impl->meta, *impl->calls);

@@ -1,5 +1,6 @@
 """ptcfs as a mount program: fstab, several mounts, the background, signals at any moment, users."""
 import contextlib
+import json
 import mmap
 import os
 import shutil
@@ -355,6 +356,46 @@ class Background(MountProgram):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertTrue(mount.is_mounted(self.directory("mnt")))
         self.assertTrue(os.path.isdir(self.top + "/store/mount/root"))
+
+    def test_relative_paths_of_files_mean_those_of_the_caller(self):
+        """All are read before etcd is asked, which is not there."""
+        if shutil.which("openssl") is None:
+            self.skipTest("openssl is not installed")
+        self.directory("mnt")
+        done = self.run_program("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj",
+                                "/O=a", "-keyout", "a.key", "-out", "a.pem", cwd=self.top)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name, text in (("secret", "s" * 40), ("credentials", "user:password")):
+            models.write_file(f"{self.top}/{name}", text)
+        for name in ("secret", "credentials", "a.key"):
+            os.chmod(f"{self.top}/{name}", 0o600)
+        files = {"secret": "secret", "tls-ca": "a.pem", "tls-cert": "a.pem", "tls-key": "a.key", "etcd-credentials": "credentials",
+                 "etcd-ca": "a.pem", "etcd-cert": "a.pem", "etcd-key": "a.key"}
+        for options in ([word for name, file in files.items() for word in ("--" + name, file)],
+                        ["-o", ",".join(f"{name}={file}" for name, file in files.items())]):
+            done = self.run_program(PTCFS, "--etcd", "https://127.0.0.1:1", *options, "--store", "store", "mnt", cwd=self.top)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("ptcfs: etcd does not answer", done.stderr)
+        for name in files:
+            with_others = [word for other, file in files.items() for word in ("--" + other, "none" if other == name else file)]
+            done = self.run_program(PTCFS, "--etcd", "https://127.0.0.1:1", *with_others, "--store", "store", "mnt", cwd=self.top)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f"{self.top}/none", done.stderr)
+            self.assertIn("No such file or directory", done.stderr)
+
+    def test_a_relative_data_root_is_below_the_callers_directory(self):
+        path = self.directory("mnt")
+        models.write_file(self.directory("data") + "/x.txt", "inside\n")
+        done = self.run_program(PTCFS, "--data-root", "nowhere:./data/../data", "--store", "store", "mnt", cwd=self.top)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        os.mkdir(path + "/job")
+
+        source, status = path + "/job/dataset/source.json", path + "/job/dataset/status.json"
+        models.write_file(source, json.dumps({"shards": self.top + "/data", "format": "files"}))
+        until(lambda: mount.read_json(status)["state"] == "no order.json", "it is looked at")
+        with self.assertRaises(PermissionError):
+            models.write_file(source, json.dumps({"shards": "/etc", "format": "files"}))
+        self.assertIn(f"does not lie below {self.top}/nowhere, {self.top}/data", mount.read_json(status)["error"])
 
     def test_what_goes_wrong_is_said_and_leaves_nothing(self):
         path = self.directory("mnt")
