@@ -519,6 +519,73 @@ class Ptc(mount.TestCase):
                 break
         self.assertIn(f"ptc: interrupted: the change of {job.name} to tp{tp}-pp1-dp1 goes on; ptc wait {job.name}", said)
 
+    def test_a_layout_that_another_replaces_meanwhile_is_no_success(self):
+        job = mount.Job(self.mount, "replaced")
+        make_llama.write_model(self.temporary("model"), "68m", seed=1)
+        self.mount.ptc("import", job.name, self.temporary("model"))
+        for tp, other in ((2, 4), (1, 2), (4, 1), (2, 4)) * 5:
+            process = subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set",
+                                        "--tp", str(tp), "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            while process.poll() is None and job.status()["wanted"] != f"tp{tp}-pp1-dp1":
+                pass
+            process.send_signal(signal.SIGSTOP)
+            job.set_layout(tp=other)
+            self.assertEqual(job.wait()["layout"], f"tp{other}-pp1-dp1")
+            process.send_signal(signal.SIGCONT)
+            out, said = process.communicate(timeout=60)
+            if process.returncode != 0 or f"tp{tp}-pp1-dp1 in force" not in out:
+                break  # not done before it was stopped
+        self.assertEqual(process.returncode, 1, out)
+        self.assertIn(f"was replaced by tp{other}-pp1-dp1 ", said)
+        self.assertIn(f"{job.name}: tp{other}-pp1-dp1 in force", said)
+
+    def test_edits_at_once_are_all_kept(self):
+        job = self.import_model()
+        program = [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set"]
+        for turn in range(4):
+            wanted = {"tp": 1 + turn % 2, "pp": 2 - turn % 2, "dp": 1 + turn // 2 % 2, "keep": 10 + turn, "vpp": 1}
+            before = job.status()["revision"]
+            processes = [subprocess.Popen([*program, f"--{key}", str(value)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                          text=True) for key, value in wanted.items()]
+            said = [process.communicate(timeout=60)[1] for process in processes]
+            layout = mount.read_json(job.file("layout.json"))
+            self.assertEqual({key: layout.get(key) for key in wanted}, wanted, said)
+            self.assertLessEqual(job.status()["revision"], before + len(wanted))
+            self.assertNotIn("at the same time", "".join(said))
+            job.wait()
+
+    def test_edits_in_an_editor_replace_nothing_unseen(self):
+        job, ptc = self.import_model(), os.path.join(mount.bin_dir(), "ptc")
+        os.mkdir(self.temporary("tmp"))
+        done = self.mount.ptc("layout", job.name, "edit", check=False, env={
+            "EDITOR": f"{ptc} -C {self.mount.path} layout {job.name} set --keep 7; sed -i 's/\"tp\": 1/\"tp\": 2/'", "VISUAL": "",
+            "TMPDIR": self.temporary("tmp")})
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("while it was edited", done.stderr)
+        kept, = os.listdir(self.temporary("tmp"))
+        self.assertIn(f"{self.temporary('tmp')}/{kept} has yours", done.stderr)
+        self.assertEqual(mount.read_json(f"{self.temporary('tmp')}/{kept}")["tp"], 2)
+        layout = mount.read_json(job.file("layout.json"))
+        self.assertEqual((layout["tp"], layout["keep"]), (1, 7))
+
+    def test_a_layout_file_that_was_removed(self):
+        job = self.import_model()
+        job.set_layout(tp=2, pp=5, keep=3)
+        job.wait()
+        for take_away in (os.remove, lambda path: os.rename(path, job.file("other.json"))):
+            take_away(job.file("layout.json"))
+            done = self.mount.ptc("layout", job.name, check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn(f"layout.json of {job.name} was removed; tp2-pp5-dp1 stays in force. 'ptc layout {job.name} set'", done.stderr)
+            done = self.mount.ptc("layout", job.name, "set", "--tp", 1, "--wait")
+            self.assertIn("tp1-pp5-dp1 in force", done.stdout)
+            self.assertIn("layout.json was removed", done.stderr)
+            layout = mount.read_json(job.file("layout.json"))
+            self.assertEqual((layout["tp"], layout["pp"], layout["dp"]), (1, 5, 1))
+            os.remove(job.file("layout.json"))
+            done = self.mount.ptc("layout", job.name, "edit", "--wait", env={"EDITOR": "sed -i 's/\"tp\": 1/\"tp\": 2/'", "VISUAL": ""})
+            self.assertIn("tp2-pp5-dp1 in force", done.stdout)
+
     def test_names_of_layouts(self):
         """A name says all but lists, and is read as a path before anybody had the layout; there is one."""
         job, name = self.import_model(), "tp1-pp1-dp4-shard2-fsdp"

@@ -17,27 +17,13 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/layout_edit.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/saved_layout.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
 
 constexpr size_t kMaxLayoutBytes = 1 << 20;
-
-/// Saves as an editor would. Refused: kInvalidArgument. The reason is that of status.json.
-Result<> save_layout(const Target& target, const std::string& text) {
-  std::string path = target.job_dir() + "/layout.json";
-  const Reason why(target);
-  PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_WRONLY | O_TRUNC));
-  auto written = write_exactly(fd.get(), std::as_bytes(std::span(text)), 0);
-  // The close is what saves; its error is the answer.
-  int closed = ::close(fd.release());
-  int reason = errno;
-  if (!written) return std::move(written).error().with_context(path);
-  if (closed == 0) return ok();
-  const bool refused = reason == EINVAL || reason == ENOSPC;
-  return make_error(refused ? Code::kInvalidArgument : Code::kUnavailable, "{}", why.text(reason));
-}
 
 std::string while_saving(const Target& target) {
   return fmt::format(
@@ -46,14 +32,29 @@ std::string while_saving(const Target& target) {
       shell_word(target.job));
 }
 
-Result<int> report_saved(const Target& target, bool wait, LastWords& last_words) {
+int replaced(const std::string& what, const JobStatus& by) {
+  fmt::print(stderr,
+             "ptc: {}: {} was replaced by {} (revision {}) meanwhile: somebody else saved "
+             "layout.json\n",
+             by.job, what, by.wanted, by.revision);
+  if (by.settled()) fmt::print(stderr, "{}\n", settled_text(by));
+  return kFailed;
+}
+
+/// `saved`: layout.json as it was right after.
+Result<int> report_saved(const Target& target, const SavedLayout& saved, bool wait,
+                         LastWords& last_words) {
   PTC_TRY(auto status, read_status(target));
   if (wait) {
     last_words.say(fmt::format(
         "\nptc: interrupted: the change of {} to {} goes on; ptc wait {} shows when it is in "
         "force\n",
-        target.job, status.wanted, shell_word(target.job)));
+        target.job, saved.wanted, shell_word(target.job)));
     PTC_TRY(status, wait_until_settled(target, 0));
+  }
+  if (status.wanted != saved.wanted)
+    return replaced(fmt::format("{} (revision {})", saved.wanted, saved.revision), status);
+  if (wait) {
     fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
     return status.state == "failed" ? kFailed : kDone;
   }
@@ -66,6 +67,15 @@ Result<int> report_saved(const Target& target, bool wait, LastWords& last_words)
   return kDone;
 }
 
+/// What was saved between `before` was read and `ours` replaced it, nobody can read any more.
+void say_unseen(const Target& target, const SavedLayout& before, const SavedLayout& now) {
+  if (now.revision <= before.revision + 1) return;
+  fmt::print(stderr,
+             "ptc: somebody else saved layout.json of {} at the same time (revision {} came after "
+             "{}): see whether ptc layout {} has what both want\n",
+             target.job, now.revision, before.revision, shell_word(target.job));
+}
+
 int refused(const Error& error) {
   constexpr std::string_view kRefused = "layout.json refused";  // as status.json begins it
   std::string_view between = error.message().starts_with(kRefused) ? "" : ": ";
@@ -75,23 +85,56 @@ int refused(const Error& error) {
 
 Result<int> run_print(const Context& context, const std::string& job) {
   PTC_TRY(auto target, find_job(context.mount_option, job));
-  PTC_TRY(auto text, read_text_file(AT_FDCWD, target.job_dir() + "/layout.json", kMaxLayoutBytes));
-  fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+  PTC_TRY(const auto saved, read_saved_layout(target));
+  if (saved.removed) return make_error(Code::kNotFound, "{}", saved.removed_text(target.job));
+  fmt::print("{}{}", saved.text, saved.text.ends_with('\n') ? "" : "\n");
   return kDone;
+}
+
+void say_removed(const SavedLayout& before) {
+  fmt::print(stderr,
+             "ptc: layout.json was removed: it is written again for {}, without what a name does "
+             "not say (replicas, keep, devices), unless given now\n",
+             before.wanted);
 }
 
 Result<int> run_set(const Context& context, const std::string& job, const LayoutEdit& edit,
                     bool wait) {
+  constexpr int kMostTries = 10;
   PTC_TRY(auto target, find_job(context.mount_option, job));
-  PTC_TRY(auto layout, read_json_file(target.job_dir() + "/layout.json"));
-  std::vector<std::string> notes;
-  auto text = pretty_json(edited_layout(std::move(layout), edit, notes));
-  for (const std::string& note : notes) fmt::print(stderr, "ptc: {}\n", note);
-  LastWords last_words(while_saving(target));
-  auto saved = save_layout(target, text);
-  if (!saved && saved.error().code() == Code::kInvalidArgument) return refused(saved.error());
-  PTC_TRY(std::move(saved));
-  return report_saved(target, wait, last_words);
+  std::optional<LayoutLock> lock(target);
+  for (int tries = 1;; ++tries) {
+    PTC_TRY(const auto before, read_saved_layout(target));
+    PTC_TRY(const auto layout, before.layout());
+    std::vector<std::string> notes;
+    const json::object ours = edited_layout(layout, edit, notes);
+    const std::string text = pretty_json(ours);
+    LastWords last_words(while_saving(target));
+    const auto saved = save_layout(target, text, before.removed);
+    PTC_TRY(const auto after, read_saved_layout(target));
+    const bool may_try = tries < kMostTries;
+    if (!saved && saved.error().code() == Code::kConflict && may_try &&
+        after.revision != before.revision)
+      continue;  // another node's came first
+    json::object theirs = ours;
+    if (after.text != text && !after.removed) {
+      PTC_TRY(theirs, after.layout());
+    }
+    // Who saved after us had read what we had: both edits belong into it.
+    if (saved && may_try && undoes(theirs, layout, ours)) continue;
+    if (before.removed) say_removed(before);
+    for (const std::string& note : notes) fmt::print(stderr, "ptc: {}\n", note);
+    if (!saved && saved.error().code() == Code::kInvalidArgument) return refused(saved.error());
+    if (!saved) return saved.error();
+    if (after.text == text) say_unseen(target, before, after);
+    lock.reset();
+    std::vector<std::string> ignored;
+    if (edited_layout(theirs, edit, ignored) != theirs) {
+      PTC_TRY(const auto status, read_status(target));
+      return replaced("what was saved", status);
+    }
+    return report_saved(target, after, wait, last_words);
+  }
 }
 
 /// A file of its own in $TMPDIR that goes with this object.
@@ -112,6 +155,8 @@ class TemporaryFile {
     if (!path_.empty()) ::unlink(path_.c_str());
   }
   const std::string& path() const { return path_; }
+  /// It stays.
+  void keep() { path_.clear(); }
 
  private:
   explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
@@ -150,20 +195,60 @@ bool ask_to_edit_again() {
   return first == '\n' || first == 'y' || first == 'Y';
 }
 
+/// Nothing was saved: the text that was made of `before` stays in its file.
+int changed_meanwhile(const Target& target, const SavedLayout& before, const SavedLayout& now,
+                      const std::string& file) {
+  fmt::print(
+      stderr,
+      "ptc: somebody else saved layout.json of {} while it was edited (revision {} came after "
+      "{}): nothing was saved. 'ptc layout {}' prints theirs, {} has yours\n",
+      target.job, now.revision, before.revision, shell_word(target.job), shell_word(file));
+  return kFailed;
+}
+
 Result<int> run_edit(const Context& context, const std::string& job, bool wait) {
   PTC_TRY(auto target, find_job(context.mount_option, job));
-  PTC_TRY(auto text, read_text_file(AT_FDCWD, target.job_dir() + "/layout.json", kMaxLayoutBytes));
+  PTC_TRY(auto before, read_saved_layout(target));
+  PTC_TRY(const auto layout, before.layout());
+  const std::string text = before.removed ? pretty_json(layout) : before.text;
   PTC_TRY(auto file, TemporaryFile::create(target.job, text));
+  if (before.removed) say_removed(before);
   for (;;) {
     PTC_TRY(run_editor(file.path()));
     PTC_TRY(auto edited, read_text_file(AT_FDCWD, file.path(), kMaxLayoutBytes));
-    if (edited == text) {
+    if (edited == text && !before.removed) {
       fmt::print("{}: layout.json unchanged\n", target.job);
       return kDone;
     }
+    std::optional<LayoutLock> lock(target);
+    PTC_TRY(auto now, read_saved_layout(target));
+    if (now.revision != before.revision) {
+      lock.reset();
+      const int status = changed_meanwhile(target, before, now, file.path());
+      if (is_live_terminal(0) && ask_to_edit_again()) {
+        before = std::move(now);  // of which is known now
+        continue;
+      }
+      file.keep();
+      return status;
+    }
     std::optional<LastWords> last_words(while_saving(target));
-    auto saved = save_layout(target, edited);
-    if (saved) return report_saved(target, wait, *last_words);
+    auto saved = save_layout(target, edited, now.removed);
+    PTC_TRY(const auto after, read_saved_layout(target));
+    if (!saved && saved.error().code() == Code::kConflict && after.revision != now.revision) {
+      const int status = changed_meanwhile(target, before, after, file.path());
+      file.keep();
+      return status;
+    }
+    lock.reset();
+    if (saved) {
+      if (after.text == edited || after.removed) {
+        say_unseen(target, now, after);
+        return report_saved(target, after, wait, *last_words);
+      }
+      PTC_TRY(const auto status, read_status(target));
+      return replaced("what was saved", status);
+    }
     last_words.reset();
     if (saved.error().code() != Code::kInvalidArgument) return std::move(saved).error();
     refused(saved.error());
@@ -183,7 +268,9 @@ void add_layout(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("layout", "Print, set or edit a job's layout.json");
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->footer(
-      "A layout that cannot be is refused with the reason, and nothing changes.\n"
+      "A layout that cannot be is refused with the reason, and nothing changes. 'set' keeps what\n"
+      "others save at the same time; what was replaced by somebody else's is said, and is a\n"
+      "failure. Where layout.json was removed, 'set' writes it again.\n"
       "\nExamples:\n  ptc layout llama\n  ptc layout llama set --tp 2 --pp 4 --wait\n"
       "  ptc layout llama edit");
   CLI::App* set = command->add_subcommand("set", "Change these fields and keep the others");
