@@ -310,7 +310,8 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint64_t extent, uint32_t ran
     if (ranks == 1) return AxisSlice::whole(extent);
     const std::string& fact = rule_cut.missing_fact;
     return invalid_argument(
-        "{} is not known: put the model's config.json into rank/0 of the checkpoint, or save a "
+        "{} is not known: put the model's config.json beside its files in the checkpoint (into "
+        "rank/0, or beside .metadata), or save a "
         "rules.json with {}, {}",
         fact_in_words(fact), rules_with(*rules_, fmt::format("\"facts\": {{\"{}\": …}}", fact)),
         kThenTheLayout);

@@ -693,6 +693,23 @@ class Distributed(Checkpoints):
             job.commit("base")
             self.expect_whole(job)
 
+    def test_without_its_config_and_where_that_belongs(self):
+        """What is advised holds for both places in which dcp.save can write."""
+        import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
+        for name, below in (("top", ""), ("rank", "/rank/0")):
+            job = self.mount.job(f"advised-{name}")
+            for checkpoint in ("without", "with"):
+                at = job.incoming(checkpoint) + below
+                dcp.save(by_name(self.model.tensors), checkpoint_id=at, no_dist=True)
+                if checkpoint == "with":
+                    models.write_file(at + "/config.json", self.model.config_text())
+                job.commit(checkpoint)
+                done = self.mount.ptc("layout", job.name, "set", "--tp", 2, "--wait", check=False)
+                self.assertEqual(done.returncode, 1 if checkpoint == "without" else 0, done.stderr)
+                if checkpoint == "without":
+                    self.assertIn("put the model's config.json beside its files in the checkpoint (into rank/0, or beside .metadata)",
+                                  done.stderr)
+
     def test_names_that_are_no_paths(self):
         """Refused, and the daemon goes on."""
         import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel

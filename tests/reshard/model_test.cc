@@ -524,7 +524,8 @@ TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
   EXPECT_EQ(check_error(model, sizes({.tp = 1, .pp = 1, .ep = 2})), "accepted");
   EXPECT_EQ(check_error(model, sizes({.tp = 2})),
             "model.layers.0.self_attn.k_proj.weight: the number of key-value heads is not known: "
-            "put the model's config.json into rank/0 of the checkpoint, or save a rules.json with "
+            "put the model's config.json beside its files in the checkpoint (into rank/0, or "
+            "beside .metadata), or save a rules.json with "
             "{\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"facts\": {\"kv_heads\": …}}, "
             "then the layout with \"rules\": \"rules.json\" (ptc layout JOB set --rules "
             "rules.json)");
@@ -534,11 +535,11 @@ TEST(Model, AFactOfTheJobsOwnRulesIsGivenThere) {
   const auto rules = RuleSet::parse(R"({"format": "ptc-rules/1", "facts": {"parts": ["n_parts"]},
       "rules": [{"names": ["w.{layer}"], "cut": {"axis": 0, "heads": "parts"}}]})");
   const Model model = bind(rules.value(), {tensor("w.0", {8})});
-  EXPECT_EQ(
-      check_error(model, sizes({.tp = 2})),
-      "w.0: 'parts' is not known: put the model's config.json into rank/0 of the checkpoint, or "
-      "save a rules.json with \"facts\": {\"parts\": …}, then the layout with \"rules\": "
-      "\"rules.json\" (ptc layout JOB set --rules rules.json)");
+  EXPECT_EQ(check_error(model, sizes({.tp = 2})),
+            "w.0: 'parts' is not known: put the model's config.json beside its files in the "
+            "checkpoint (into rank/0, or beside .metadata), or "
+            "save a rules.json with \"facts\": {\"parts\": …}, then the layout with \"rules\": "
+            "\"rules.json\" (ptc layout JOB set --rules rules.json)");
 }
 
 TEST(Model, RulesMustFitTheShape) {
