@@ -310,6 +310,16 @@ class Ptc(mount.TestCase):
             self.assertRegex(done.stderr, "^ptc: .*tp3-pp1-dp1 does not fit")
             self.assertNotIn("column", done.stderr)  # of a text that nobody wrote
 
+    def test_an_export_of_which_nothing_can_be_made(self):
+        models.Llama().write_hf(self.temporary("model"))
+        self.mount.ptc("import", "bare", self.temporary("model") + "/model.safetensors")  # without its config.json
+        for more in ((), ("--rank", 0)):
+            done = self.mount.ptc("export", "bare", self.temporary("out"), "--layout", "vllm-tp2", *more, check=False)
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertIn("nothing is exported: bare/base cannot be laid out as vllm-tp2: ", done.stderr)
+            self.assertIn("the checkpoint has no config.json", done.stderr)
+            self.assertFalse(os.path.exists(self.temporary("out")))
+
     def test_an_export_is_whole_or_not_there(self):
         """A tensor that no copy has right any more is not read; the others are written by then, or are being written."""
         with mount.Mount() as other:

@@ -1,4 +1,5 @@
 // ptc export: copies a checkpoint out of the mount, in any of its shapes.
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -145,6 +146,24 @@ Result<> check_nothing_missing(const Target& target, const ExportOptions& option
   return ok();
 }
 
+/// A tree of which nothing could be made is there all the same, with a file that says why.
+Result<> check_something_made(const Target& target, const ExportOptions& options,
+                              const CopyList& list) {
+  constexpr std::string_view kLeftOut = "LEFT_OUT.txt", kNothing = "Nothing is here: ";
+  constexpr size_t kMostRead = 1 << 20;
+  if (options.layout.empty()) return ok();
+  for (const CopyItem& item : list.items) {
+    if (fs::path(item.target).filename() != kLeftOut) continue;
+    PTC_TRY(std::string text, read_text_file(AT_FDCWD, item.source, kMostRead));
+    if (!text.starts_with(kNothing)) continue;
+    text.erase(0, kNothing.size());
+    while (text.ends_with('\n')) text.pop_back();
+    return invalid_argument("nothing is exported: {} cannot be laid out as {}: {}", target.name(),
+                            options.layout, text);
+  }
+  return ok();
+}
+
 /// All or nothing; `left`: what the destination is where it failed.
 Result<> write_all(const CopyList& list, const ExportOptions& options, Progress& progress,
                    const char*& left) {
@@ -184,6 +203,7 @@ Result<int> run_export(const Context& context, ExportOptions options) {
   }
   PTC_TRY(check_nothing_missing(target, options));
   PTC_TRY(auto list, files_of(target, options));
+  PTC_TRY(check_something_made(target, options, list));
   PTC_TRY(check_destination(options.destination, list.bytes, options.force));
   Progress progress("exporting " + target.name(), list.bytes);
   const char* left = nullptr;
