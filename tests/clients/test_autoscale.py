@@ -178,6 +178,35 @@ class Autoscale(mount.TestCase):
             self.wait_until_all_is_done()
             self.check_story(*jobs)
 
+    def test_profiles_that_change_and_jobs_that_go_and_return(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        both = (a, ["0.1"], {}), (b, ["0.1"], {})
+        self.list_jobs(*both)
+        self.begin("--until-done")
+        self.wait_for(lambda: len(self.log("start")) == 2)
+        self.list_jobs(both[1])
+        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
+        self.assertIn("it is not in", self.record_of(a)["remark"])
+        self.list_jobs(*both)
+        self.wait_for(lambda: self.record_of(a)["state"] == "runs")
+        self.assertEqual(len(self.of_job(a, "start")), 1)  # it was never stopped
+        self.write("profiles.csv", profiles().splitlines()[0] + f"\nm,{BATCH},1,1,1,0.2\n")
+        self.wait_for(lambda: [line["devices"].count(":") for line in self.log("start")][2:] == [1, 1])
+        self.wait_until_all_is_done()
+        self.check_story(a, b)
+
+    def test_the_daemon_is_killed_and_returns(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1"], {}))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        self.mount.stop(kill=True)
+        self.wait_for(lambda: "nodes.json" in self.said())
+        self.mount.start()
+        self.wait_until_all_is_done()
+        self.assertEqual(self.record_of(job)["state"], "done")
+        self.assertEqual(self.of_job(job)[-1]["consumed"], SAMPLES)
+
     def test_jobs_go_on_when_it_is_ended(self):
         job = self.prepare("a")
         self.list_jobs((job, ["0.05"], {}))
@@ -187,7 +216,7 @@ class Autoscale(mount.TestCase):
         self.assertEqual(self.running.wait(timeout=PATIENCE), 0)
         self.assertIn("1 job goes on; the next autoscaler finds it again", self.said())
         told = json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"][0]
-        self.assertEqual((told["now"]["gpus"], told["changes"]), (2, False))
+        self.assertEqual((told["now"]["gpus"], told["changes"]), (4, False))
         self.begin("--until-done")
         self.wait_until_all_is_done()
         self.assertIn("it runs already", self.said())
@@ -261,7 +290,7 @@ class Autoscale(mount.TestCase):
         self.list_jobs((job, [], {"command": ["./no-such-program"]}))
         self.begin("--until-done")
         self.wait_until_all_is_done(status=1)
-        self.assertIn("starting ./no-such-program in " + self.at, self.said())
+        self.assertIn(f"starting ./no-such-program in {self.at}: there is no such program", self.said())
         self.assertIn("given up: " + os.path.basename(job.path), self.said())
 
     def test_files_that_are_wrong(self):

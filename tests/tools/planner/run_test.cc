@@ -171,6 +171,13 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_EQ(read->changes, 9u);
   EXPECT_EQ(read->failures, 2u);
   EXPECT_EQ(read->remark, record.remark);
+  EXPECT_TRUE(read->is_own);
+  ASSERT_EQ(::chmod(scratch.path("autoscale.json").c_str(), 0666), 0);
+  EXPECT_FALSE(read_record(scratch.path())->is_own) << "anybody could have written it";
+  std::filesystem::rename(scratch.path("autoscale.json"), scratch.path("other"));
+  std::filesystem::create_symlink("other", scratch.path("autoscale.json"));
+  EXPECT_FALSE(read_record(scratch.path()));
+  std::filesystem::remove(scratch.path("autoscale.json"));
   for (const char* odd : {"", "{", "[]", "{}", R"({"format": "ptc-autoscale/1"})",
                           R"({"format": "ptc-autoscale/1", "state": "sings"})"}) {
     std::ofstream(scratch.path("autoscale.json")) << odd;
@@ -207,6 +214,41 @@ TEST(Worker, HasWhatItIsGivenAndTellsHowItEnded) {
   const auto missing = Worker::start({{"./none"}, scratch.path(), scratch.path("log"), {}});
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message(), HasSubstr("starting ./none in " + scratch.path()));
+}
+
+TEST(Worker, WaitsUntilItIsWrittenDown) {
+  const Scratch scratch;
+  const WorkerCommand command{
+      {"sh", "-c", "echo here $0; exit 5", "it"}, scratch.path(), scratch.path("log"), {}};
+  {
+    auto prepared = Worker::prepare(command);
+    ASSERT_TRUE(prepared);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_EQ(text_of(scratch.path("log")), "");
+    auto found = Worker::find(prepared.value().pid(), prepared.value().started_at());
+    ASSERT_TRUE(found);
+    prepared.value().go();
+    EXPECT_EQ(wait_for(prepared.value()).status, 5);
+    EXPECT_EQ(text_of(scratch.path("log")), "here it\n");
+    EXPECT_TRUE(found->ended());
+  }
+  std::filesystem::remove(scratch.path("log"));
+  std::optional<Worker> found;
+  {
+    auto prepared = Worker::prepare(command);
+    ASSERT_TRUE(prepared);
+    found = Worker::find(prepared.value().pid(), prepared.value().started_at());
+    ASSERT_TRUE(found);
+  }  // as if this process had ended
+  wait_for(*found);
+  EXPECT_EQ(text_of(scratch.path("log")), "");
+  WorkerCommand missing = command;
+  for (const char* name : {"./none", "no-such-program-at-all", "/"}) {
+    missing.command = {name};
+    const auto prepared = Worker::prepare(missing);
+    ASSERT_FALSE(prepared) << name;
+    EXPECT_THAT(prepared.error().message(), HasSubstr("there is no such program"));
+  }
 }
 
 TEST(Worker, IsFoundAgainAndNobodyElseIs) {

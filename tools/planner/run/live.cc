@@ -52,16 +52,12 @@ class LiveAutoscaler : public LiveJobs {
       : settings_(std::move(settings)), uses_(std::move(uses)), placement_({}) {}
 
   Result<> begin() {
-    // Of a file that is never written: a lock of its own is all that it has.
-    PTC_TRY(lock_, open_file(AT_FDCWD, settings_.mount + "/.ptc/version", O_RDONLY));
-    PTC_TRY(const bool locked, lock_file(lock_.get(), kLockPatience));
-    if (!locked)
-      return make_error(Code::kBusy, "another autoscaler is at work in {}", settings_.mount);
+    PTC_TRY(lock());
     PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));
     settings_.logs = std::filesystem::absolute(settings_.logs).string();
-    version_ = version_of(settings_.file);
     PTC_TRY(auto from, read_checked());
     take_up(std::move(from));
+    version_ = version_of_all();
     for (LiveJob* job : in_order()) {
       job->look();
       job->find_again([this](const auto& devices) { return places_of(devices); });
@@ -72,13 +68,22 @@ class LiveAutoscaler : public LiveJobs {
     return ok();
   }
 
-  void run() {
+  /// Of a file that is never written: a lock is all that it has. It goes with the daemon.
+  Result<> lock() {
+    PTC_TRY(lock_, open_file(AT_FDCWD, settings_.mount + "/.ptc/version", O_RDONLY));
+    PTC_TRY(const bool locked, lock_file(lock_.get(), kLockPatience));
+    if (locked) return ok();
+    return make_error(Code::kBusy, "another autoscaler is at work in {}", settings_.mount);
+  }
+
+  /// An error: somebody else is at work in the mount by now.
+  Result<> run() {
     double looked = -kLooks, decided = now();
     while (!uses_.is_stopped()) {
       if (now() - looked >= kLooks) {
         looked = now();
         read_file_again();
-        look_at_nodes();
+        PTC_TRY(look_at_nodes());
         for (LiveJob* job : in_order()) job->look();
       }
       for (LiveJob* job : in_order()) job->step();
@@ -91,9 +96,10 @@ class LiveAutoscaler : public LiveJobs {
         reasons_.clear();
         for (LiveJob* job : in_order()) job->step();
       }
-      if (settings_.until_done && is_all_over()) return;
+      if (settings_.until_done && is_all_over()) return ok();
       std::this_thread::sleep_for(kStep);
     }
+    return ok();
   }
 
   std::vector<std::string> given_up() const {
@@ -228,14 +234,24 @@ class LiveAutoscaler : public LiveJobs {
     for (const auto& [name, job] : jobs_)
       if (std::find(order_.begin(), order_.end(), job.get()) == order_.end()) {
         order_.push_back(job.get());
-        if (!job->is_over() && job->state() != LiveState::kByHand)
-          job->leave_alone("it is not in " + settings_.file + " any more: it is left alone");
+        job->removed("it is not in " + settings_.file + " any more: it is left alone");
       }
     decide_soon(std::filesystem::path(settings_.file).filename().string() + " has changed");
   }
 
+  /// Of jobs.json and its profiles; "": one is not there.
+  std::string version_of_all() const {
+    std::string all = version_of(settings_.file);
+    for (const std::string& file : from_.read) {
+      const std::string version = version_of(file);
+      if (version.empty()) return "";
+      all += "; " + version;
+    }
+    return all;
+  }
+
   void read_file_again() {
-    const std::string version = version_of(settings_.file);
+    const std::string version = version_of_all();
     if (version.empty() || version == version_) return;  // an editor may be at work
     version_ = version;
     std::vector<LiveJob*> before = order_;
@@ -253,13 +269,17 @@ class LiveAutoscaler : public LiveJobs {
       }
   }
 
-  void look_at_nodes() {
+  Result<> look_at_nodes() {
     const auto up = nodes_up(settings_.mount);
     if (up.has_error()) {
       say_once("mount", std::string(up.error().message()));
-      return;
+      lock_.reset();
+      return ok();
     }
     say_once("mount", "");
+    if (!lock_.valid()) {
+      PTC_TRY(lock());
+    }
     const std::set<std::string> names(up.value().begin(), up.value().end());
     for (uint32_t node = 0; node < from_.file.nodes.size(); ++node) {
       const std::string& name = from_.file.nodes[node].name;
@@ -277,6 +297,7 @@ class LiveAutoscaler : public LiveJobs {
       }
       decide_soon(name + (is_up ? " is there again" : " is away"));
     }
+    return ok();
   }
 
   std::optional<std::vector<OnNode>> places_of(const std::vector<std::string>& devices) const {
@@ -311,7 +332,7 @@ class LiveAutoscaler : public LiveJobs {
           continue;
         }
         jobs.push_back(job);
-      } else if (job->state() == LiveState::kByHand && !job->holds().empty()) {
+      } else if (!job->holds().empty()) {  // left alone, or the mount does not answer
         keep_what_it_has(*job);
       } else {
         placement_.release(job->id());
@@ -437,7 +458,7 @@ class LiveAutoscaler : public LiveJobs {
 Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses) {
   LiveAutoscaler autoscaler(std::move(settings), std::move(uses));
   PTC_TRY(autoscaler.begin());
-  autoscaler.run();
+  PTC_TRY(autoscaler.run());
   autoscaler.say_how_it_ends();
   return autoscaler.given_up();
 }

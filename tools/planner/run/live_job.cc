@@ -60,6 +60,12 @@ void LiveJob::enter(LiveState state, const std::string& remark) {
 void LiveJob::set_spec(JobToTrain spec) {
   const bool asks_for_more = spec.samples > spec_.samples || spec.run != spec_.run;
   spec_ = std::move(spec);
+  if (std::exchange(was_removed_, false) && state() == LiveState::kByHand) {
+    wanted_ = record_.has;
+    places_ = holds_;
+    enter(worker_ ? LiveState::kRuns : LiveState::kWaits);
+    all_.decide_soon(spec_.name + " is there again");
+  }
   if (is_over() && asks_for_more) {
     record_.failures = 0;
     refused_.clear();
@@ -125,6 +131,10 @@ void LiveJob::find_again(
         places_of) {
   auto record = read_record(directory_);
   if (!record) return;
+  if (!record->is_own) {
+    all_.say(spec_.name, "its autoscale.json is somebody else's, and is not heeded");
+    return;
+  }
   record_ = std::move(*record);
   if (record_.costs) all_.prices().restore(spec_.name, *record_.costs);
   worker_ = Worker::find(record_.pid, record_.started_at);
@@ -174,6 +184,12 @@ void LiveJob::leave_alone(const std::string& why) {
   enter(LiveState::kByHand, why);
   all_.say(spec_.name, why);
   all_.decide_soon(spec_.name + " is left alone");
+}
+
+void LiveJob::removed(const std::string& why) {
+  if (is_over() || state() == LiveState::kByHand) return;
+  leave_alone(why);
+  was_removed_ = true;
 }
 
 void LiveJob::want(std::optional<CurvePoint> point, std::vector<OnNode> places,
@@ -230,6 +246,7 @@ void LiveJob::step() {
 }
 
 void LiveJob::step_waits() {
+  if (!seen_) return;
   if (is_consumed()) {
     forget_wanted();
     enter(LiveState::kDone);
@@ -248,7 +265,7 @@ void LiveJob::step_waits() {
 }
 
 void LiveJob::step_changes() {
-  if (all_.now() < retry_at_) return;
+  if (!seen_ || all_.now() < retry_at_) return;
   if (!is_as_wanted()) {  // decided otherwise meanwhile
     release();
     enter(LiveState::kWaits);
@@ -340,7 +357,9 @@ void LiveJob::start() {
   const CurvePoint& point = *record_.has;
   WorkerCommand command;
   command.command = spec_.run->command;
-  command.directory = (std::filesystem::path(base_) / spec_.run->directory).string();
+  command.directory = spec_.run->directory.empty()
+                          ? base_
+                          : (std::filesystem::path(base_) / spec_.run->directory).string();
   command.log = log();
   std::string gpus;
   bool one_node = holds_.size() == 1;
@@ -353,7 +372,7 @@ void LiveJob::start() {
                        {"PTC_DEVICES", fmt::format("{}", fmt::join(record_.devices, ","))},
                        {"WORLD_SIZE", std::to_string(point.gpus)}};
   if (one_node) command.variables.emplace_back("CUDA_VISIBLE_DEVICES", gpus);
-  auto started = Worker::start(command);
+  auto started = Worker::prepare(command);
   if (started.has_error()) {
     release();
     forget_wanted();
@@ -371,6 +390,7 @@ void LiveJob::start() {
   consumed_at_start_ = consumed_;
   start_is_measured_ = false;
   enter(LiveState::kRuns);
+  worker_->go();  // once that is written down
   all_.say(spec_.name, fmt::format("it runs on {} with batch {} (process {})",
                                    fmt::join(record_.devices, " "), point.batch, record_.pid));
 }

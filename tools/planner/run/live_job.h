@@ -63,6 +63,8 @@ class LiveJob {
   void refuse(const CurvePoint& point, const std::string& why);
   /// Nobody decides for it any more; its processes go on.
   void leave_alone(const std::string& why);
+  /// The same, until set_spec().
+  void removed(const std::string& why);
 
   uint32_t id() const { return id_; }
   const JobToTrain& spec() const { return spec_; }
@@ -119,7 +121,7 @@ class LiveJob {
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
   uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
-  bool start_is_measured_ = false, was_said_to_differ_ = false;
+  bool start_is_measured_ = false, was_removed_ = false;
 };
 
 }  // namespace ptc::planner

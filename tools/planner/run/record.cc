@@ -1,10 +1,13 @@
 #include "tools/planner/run/record.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/json/array.hpp>
+#include <span>
 #include <utility>
 
 #include "store/base/file.h"
@@ -54,9 +57,16 @@ std::string_view state_word(LiveState state) {
 }
 
 std::optional<JobRecord> read_record(const std::string& directory) {
-  const auto text = read_text_file(AT_FDCWD, directory + "/" + kName, kMostRecord, FileKind::kOwn);
-  if (text.has_error()) return std::nullopt;
-  const auto value = parse_json(text.value(), {kMostRecord, 32});
+  const auto file =
+      open_file(AT_FDCWD, directory + "/" + kName, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat facts = {};
+  if (file.has_error() || ::fstat(file.value().get(), &facts) != 0 || !S_ISREG(facts.st_mode) ||
+      facts.st_size > static_cast<off_t>(kMostRecord))
+    return std::nullopt;
+  std::string text(static_cast<size_t>(facts.st_size), '\0');
+  if (!read_exactly(file.value().get(), std::as_writable_bytes(std::span(text)), 0))
+    return std::nullopt;
+  const auto value = parse_json(text, {kMostRecord, 32});
   if (value.has_error() || !value.value().is_object()) return std::nullopt;
   const json::object& object = value.value().get_object();
   if (json_text(object, "format") != kFormat) return std::nullopt;
@@ -66,6 +76,7 @@ std::optional<JobRecord> read_record(const std::string& directory) {
                                   [&](const auto& one) { return one.second == word; });
   if (state == kWords.end()) return std::nullopt;
   record.state = state->first;
+  record.is_own = facts.st_uid == ::geteuid() && (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
   if (const json::object* has = object_of(object, "has")) record.has = point_of(*has);
   if (const json::value* devices = object.if_contains("devices"); devices && devices->is_array())
     for (const json::value& device : devices->get_array())

@@ -27,6 +27,9 @@ std::string_view state_word(LiveState state);
 
 struct JobRecord {
   LiveState state = LiveState::kWaits;
+  /// As it was read: nobody but who runs this can have written it. Else whoever may write in the
+  /// job's directory could name any process there.
+  bool is_own = true;
   std::optional<CurvePoint> has = {};     // what runs, or is on the way; its GPUs are taken
   std::vector<std::string> devices = {};  // "w0:0", by rank
   /// As the autoscaler saved it last, and what stood there before: it may have been killed between.

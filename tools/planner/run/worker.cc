@@ -4,10 +4,13 @@
 #include <fmt/core.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "store/base/file.h"
@@ -41,6 +44,32 @@ std::string time_of_start(pid_t pid) {
   std::string id = boot.has_value() ? boot.value() : "";
   while (!id.empty() && id.back() == '\n') id.pop_back();
   return id + " " + ticks;
+}
+
+/// As execvp(3) would find it.
+Result<> check_program(const WorkerCommand& command) {
+  const std::string& name = command.command.front();
+  const auto is_there = [&](const std::string& path) {
+    const std::string from_there = path.starts_with('/') ? path : command.directory + "/" + path;
+    struct stat facts = {};
+    return ::stat(from_there.c_str(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+           ::access(from_there.c_str(), X_OK) == 0;
+  };
+  const std::string what = fmt::format("starting {} in {}", name, command.directory);
+  if (::access(command.directory.c_str(), X_OK) != 0)
+    return invalid_argument("{}: {}", what, std::strerror(errno));
+  if (name.find('/') != std::string::npos) {
+    if (is_there(name)) return ok();
+    return invalid_argument("{}: there is no such program", what);
+  }
+  const char* all = std::getenv("PATH");
+  std::string_view path = all != nullptr ? all : "/usr/bin:/bin";
+  while (!path.empty()) {
+    const std::string_view one = path.substr(0, path.find(':'));
+    path.remove_prefix(std::min(path.size(), one.size() + 1));
+    if (is_there(fmt::format("{}/{}", one.empty() ? "." : one, name))) return ok();
+  }
+  return invalid_argument("{}: there is no such program in $PATH", what);
 }
 
 class SpawnSettings {
@@ -83,6 +112,37 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 }  // namespace
 
 Result<Worker> Worker::start(const WorkerCommand& command) {
+  const std::string input = command.input.empty() ? "/dev/null" : command.input;
+  PTC_TRY(auto file, open_file(AT_FDCWD, input, O_RDONLY));
+  return spawn(command, std::move(file));
+}
+
+Result<Worker> Worker::prepare(const WorkerCommand& command) {
+  PTC_TRY(check_program(command));
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) return errno_error(errno, "a pipe");
+  UniqueFd input(ends[0]), gate(ends[1]);
+  WorkerCommand waiting = command;
+  waiting.command = {"/bin/sh", "-c", "read -r go && exec \"$@\" </dev/null", "sh"};
+  waiting.command.insert(waiting.command.end(), command.command.begin(), command.command.end());
+  PTC_TRY(auto worker, spawn(waiting, std::move(input)));
+  worker.gate_ = std::move(gate);
+  return worker;
+}
+
+void Worker::go() {
+  constexpr std::string_view kGo = "go\n";
+  // It may have been killed meanwhile: nobody is there to read it.
+  struct sigaction ignore {
+  }, before{};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &before);
+  (void)!::write(gate_.get(), kGo.data(), kGo.size());
+  ::sigaction(SIGPIPE, &before, nullptr);
+  gate_.reset();
+}
+
+Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   const std::string what = fmt::format("starting {}", command.command.front());
   const auto log = open_file(AT_FDCWD, command.log, O_WRONLY | O_CREAT | O_APPEND, 0644);
   if (log.has_error()) return invalid_argument("{}: {}", what, log.error().message());
@@ -90,9 +150,8 @@ Result<Worker> Worker::start(const WorkerCommand& command) {
   if (!command.output.empty()) {
     PTC_TRY(output, open_file(AT_FDCWD, command.output, O_WRONLY | O_CREAT | O_TRUNC, 0600));
   }
-  const std::string input = command.input.empty() ? "/dev/null" : command.input;
   SpawnSettings settings;
-  ::posix_spawn_file_actions_addopen(&settings.actions, 0, input.c_str(), O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&settings.actions, input.get(), 0);
   ::posix_spawn_file_actions_adddup2(&settings.actions,
                                      output.valid() ? output.get() : log.value().get(), 1);
   ::posix_spawn_file_actions_adddup2(&settings.actions, log.value().get(), 2);
@@ -120,13 +179,19 @@ std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at) {
   return Worker(pid, started_at, false);
 }
 
-void Worker::ask_to_end() const { ::kill(pid_, SIGTERM); }
+bool Worker::is_there() const { return is_child_ || time_of_start(pid_) == started_at_; }
 
-void Worker::kill() const { ::kill(-pid_, SIGKILL); }
+void Worker::ask_to_end() const {
+  if (is_there()) ::kill(pid_, SIGTERM);
+}
+
+void Worker::kill() const {
+  if (is_there()) ::kill(-pid_, SIGKILL);
+}
 
 std::optional<Worker::Ended> Worker::ended() {
   if (!is_child_) {
-    if (time_of_start(pid_) == started_at_) return std::nullopt;
+    if (is_there()) return std::nullopt;
     return Ended{};
   }
   siginfo_t info = {};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/base/file.h"
 
 namespace ptc::planner {
 
@@ -28,6 +29,10 @@ class Worker {
  public:
   /// kInvalidArgument: there is no such program, or it cannot be started.
   static Result<Worker> start(const WorkerCommand& command);
+  /// The same process, which waits for go() before it is that command. Where this process ends
+  /// before, so does that: whoever is found again has been written down. `input` is not used.
+  static Result<Worker> prepare(const WorkerCommand& command);
+  void go();
   /// The one that had this number and began at that time, as started_at() said; none: it has ended.
   static std::optional<Worker> find(pid_t pid, const std::string& started_at);
 
@@ -50,9 +55,14 @@ class Worker {
   Worker(pid_t pid, std::string started_at, bool is_child)
       : pid_(pid), started_at_(std::move(started_at)), is_child_(is_child) {}
 
+  static Result<Worker> spawn(const WorkerCommand& command, UniqueFd input);
+  /// Whether its number is still its own.
+  bool is_there() const;
+
   pid_t pid_;
   std::string started_at_;
   bool is_child_;
+  UniqueFd gate_;  // what it waits for can be written there
 };
 
 }  // namespace ptc::planner
