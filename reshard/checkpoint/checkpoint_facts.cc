@@ -7,6 +7,7 @@
 
 #include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
+#include "reshard/checkpoint/meta_format.h"
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
 #include "store/base/wall_time.h"
@@ -139,7 +140,7 @@ const std::string& CheckpointFacts::meta_json() const {
 }
 
 std::string CheckpointFacts::make_meta_json() const {
-  json::object meta{{"format", "ptc-checkpoint/1"},
+  json::object meta{{"format", kMetaFormat},
                     {"name", manifest.name},
                     {"time", time_text(manifest.time_ns)},
                     {"family", manifest.model->rules().family()},

@@ -19,6 +19,7 @@
 #include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/megatron_tree.h"
+#include "reshard/intake/rank_views.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
@@ -416,6 +417,7 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   std::vector<Found> found;
   if (request.dir_fd >= 0) {
     PTC_TRY(found, find_files(request.dir_fd, !elsewhere.empty()));
+    PTC_TRY(leave_out_views(request.dir_fd, found, executor, stop));
   }
   for (const FilesElsewhere& node : elsewhere) {
     auto theirs = read_listing(node);

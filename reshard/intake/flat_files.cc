@@ -95,6 +95,17 @@ bool is_of_framework(const Found& file) {
   return deep == 0 && (at.ends_with(".safetensors") || may_be_torch(at));
 }
 
+/// Up to its rank/<r>/, if it is below one; of the outermost: "step1/" of "step1/rank/0/w.pt".
+std::optional<std::string_view> before_rank(std::string_view path) {
+  constexpr std::string_view kRank = "rank/", kDigits = "0123456789";
+  for (size_t at = path.find(kRank); at != path.npos; at = path.find(kRank, at + 1)) {
+    if (at > 0 && path[at - 1] != '/') continue;
+    const size_t number = at + kRank.size(), end = path.find_first_not_of(kDigits, number);
+    if (end != number && end != path.npos && path[end] == '/') return path.substr(0, at);
+  }
+  return std::nullopt;
+}
+
 /// Parameters of flat files that are no parts, by directory and name.
 class Parameters {
  public:
@@ -199,6 +210,15 @@ Result<> check_one_process(const std::vector<Found>& found, bool flat, const std
     return of_several_ranks(one, **other, here);
   }
   if (!flat) return ok();
+  for (const Found* file : weights) {
+    const auto before = before_rank(file->path);
+    if (before && !is_one_array(file->path))
+      return invalid_argument(
+          "{} is of a rank, by its name, and a checkpoint's rank/ is right in its directory: "
+          "commit "
+          "{}rank/ as one of its own, with no files beside it but a layout.json",
+          named(*file, here), *before);
+  }
   for (const auto& [key, set] : sets) {
     if (set.numbers.size() == set.of) continue;
     unsigned missing = 1;

@@ -23,7 +23,7 @@ bool is_flat(const std::vector<Found>& found);
 Result<> check_places(const std::vector<Found>& found, const std::string& here);
 /// Once it is known what has tensors. kInvalidArgument: files in the place of rank/ have weights on
 /// several nodes, and neither an index nor their numbers make them one set; a set is not complete;
-/// or, where they are `flat`, names or shapes tell of several ranks.
+/// or, where they are `flat`, names or shapes tell of several ranks, as a rank/<r>/ below does.
 Result<> check_one_process(const std::vector<Found>& found, bool flat, const std::string& here);
 /// Once flat files are hashed. kInvalidArgument: two have a parameter with different values.
 Result<> check_same_values(const std::vector<Found>& found, const std::string& here);

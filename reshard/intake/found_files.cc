@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <charconv>
 #include <map>
+#include <span>
 
 #include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/megatron_names.h"
+#include "reshard/checkpoint/meta_format.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/megatron_tree.h"
@@ -57,12 +59,41 @@ uint32_t allowed_below(const struct stat& directory) {
          ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
 }
 
+/// meta.json beside what it is of: somebody has copied a checkpoint's own directory, which has the
+/// same tensors in several views. `names` are in the directory `at`, "." or "rank/0/copy".
+Result<> check_no_checkpoint(int dir_fd, const std::string& at,
+                             const std::vector<std::string>& names) {
+  constexpr std::string_view kMeta = "meta.json", kViews[] = {"hf", "layouts", "model", "dcp"};
+  constexpr size_t kBeginning = 256;  // says the format
+  const auto has = [&](std::string_view name) {
+    return std::binary_search(names.begin(), names.end(), name);
+  };
+  const auto* const view = std::find_if(std::begin(kViews), std::end(kViews), has);
+  if (!has(kMeta) || view == std::end(kViews)) return ok();
+  const std::string below = at == "." ? "" : at + "/";
+  const Result<UniqueFd> fd =
+      open_file(dir_fd, fmt::format("{}{}", below, kMeta), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  struct stat st {};
+  if (!fd || fstat(fd.value().get(), &st) != 0 || !S_ISREG(st.st_mode)) return ok();
+  std::string beginning(std::min<size_t>(kBeginning, static_cast<size_t>(st.st_size)), '\0');
+  if (!read_exactly(fd.value().get(), std::as_writable_bytes(std::span(beginning)), 0) ||
+      beginning.find(kMetaFormat) == beginning.npos)
+    return ok();
+  return invalid_argument(
+      "{0}meta.json and {0}{1}/ are of a checkpoint's own directory, which shows its tensors "
+      "several times: put here what is in its hf/ alone, or the rank/ of one of its "
+      "layouts/<layout>/, beside it a layout.json that says this layout",
+      below, *view);
+}
+
 Result<> walk(int dir_fd, const std::string& root, const std::string& below, uint64_t rank,
               uint32_t allowed, std::vector<Found>& found, unsigned depth = 0) {
   if (depth > kMaxDepth) {
     return invalid_argument("{}/{}: directories are nested deeper than {}", root, below, kMaxDepth);
   }
-  PTC_TRY(auto names, names_in(dir_fd, below.empty() ? root : root + "/" + below));
+  const std::string here = below.empty() ? root : root == "." ? below : root + "/" + below;
+  PTC_TRY(auto names, names_in(dir_fd, here));
+  PTC_TRY(check_no_checkpoint(dir_fd, here, names));
   for (const std::string& name : names) {
     std::string path = below.empty() ? name : below + "/" + name;
     std::string full = root + "/" + path;
@@ -195,6 +226,7 @@ FileVersion version_of(const struct stat& st) {
 
 Result<std::vector<Found>> find_files(int dir_fd, bool beside_others) {
   PTC_TRY(auto top, names_in(dir_fd, "."));
+  PTC_TRY(check_no_checkpoint(dir_fd, ".", top));
   if (std::find(top.begin(), top.end(), "rank") == top.end()) {
     PTC_TRY(auto own, find_own_tree(dir_fd, top, beside_others));
     const bool only_directories = std::none_of(

@@ -76,6 +76,7 @@ inline FileToHashRef to_hash(int dir_fd, const Found& file) {
 /// Files below rank/<r>/, by rank and path; or, without rank/, what is in its place, of which only
 /// the files of all nodes tell what it is (flat_files.h). `beside_others`: the rest may be on other
 /// nodes, and this one need have none: who makes directories everywhere writes into some.
+/// kInvalidArgument also: it is, or has in it, a copy of a checkpoint's own directory.
 Result<std::vector<Found>> find_files(int dir_fd, bool beside_others = false);
 /// kInvalidArgument: `spec` does not have the rank.
 Result<> check_rank(uint64_t rank, const LayoutSpec& spec);

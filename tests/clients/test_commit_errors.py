@@ -98,6 +98,13 @@ def ranks_moved_up(at):
     shutil.rmtree(at + "/rank")
 
 
+def ranks_below(at):
+    """They differ, and are in folders of their own."""
+    os.mkdir(at + "/step1")
+    os.rename(at + "/rank", at + "/step1/rank")
+    shutil.copy(at + "/step1/rank/0/model.safetensors", at)
+
+
 def link(at):
     os.symlink("config.json", at + "/rank/0/link")
 
@@ -142,6 +149,8 @@ REFUSED = {
     "a rank is missing": (two_by_two, without("rank/3"), "rank 3 (tp rank 1, pp rank 1",
                           "tp2-pp2-dp1", "wrote nothing"),
     "a rank without tensors": (two_by_two, without("rank/2/model.safetensors"), "rank 2"),
+    "ranks below a single process' files": (
+        two_by_two, ranks_below, "step1/rank/0/model.safetensors is of a rank", "commit step1/rank/ as one of its own"),
     "a symbolic link": (hf, link, "rank/0/link is a symbolic link"),
     "a pipe": (hf, pipe, "rank/0/pipe is no ordinary file"),
     # tensors and the layout

@@ -88,6 +88,90 @@ class Copies(mount.TestCase):
                      lambda: os.mkdir(self.job.checkpoint("base", "new"))):
             self.assertIn(mount.error_of(call), ("EROFS", "EPERM", "EACCES"))
 
+    def check_refused(self, job, *reasons):
+        self.assertEqual(mount.error_of(job.commit, "back"), "ECANCELED")
+        for reason in reasons:
+            self.assertIn(reason, job.commit_error("back"))
+        self.assertEqual(os.listdir(job.file("checkpoints")), [])
+
+    def test_a_copy_of_its_own_directory_is_no_checkpoint(self):
+        """It has each tensor in hf/, model/, dcp/ and layouts/: what to take of it is said."""
+        self.run_program("cp", "-r", self.job.checkpoint("base"), self.temporary("backup"))
+        advice = ("several times", "what is in its hf/", "the rank/ of one of its layouts/<layout>/", "a layout.json")
+        for number, below in enumerate(("", "rank/0/", "rank/0/deeper/", "deeper/")):
+            with self.subTest(below):
+                job = self.mount.job(f"back-{number}")
+                target = os.path.join(job.incoming("back"), below)
+                os.makedirs(os.path.dirname(target.rstrip("/")), exist_ok=True)
+                if below == "deeper/":
+                    models.Bert().write_hf(job.incoming("back"))
+                self.run_program("cp", "-r", self.temporary("backup"), target)
+                self.check_refused(job, f"{below}meta.json and {below}hf/ are of a checkpoint's own directory", *advice)
+        done = self.mount.ptc("import", "imported", self.temporary("backup"), check=False)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("meta.json and", done.stderr)
+        self.assertIn("are of a checkpoint's own directory", done.stderr)
+        job = self.mount.job("without-its-description")
+        self.run_program("cp", "-r", self.temporary("backup"), job.incoming("back"))
+        os.remove(job.incoming("back") + "/meta.json")
+        self.check_refused(job, "layouts/tp2-pp1-dp1/rank/0/model.safetensors is of a rank", "commit layouts/tp2-pp1-dp1/rank/ as one of its own")
+        job = self.mount.job("as-it-says")
+        self.run_program("cp", "-r", self.temporary("backup/hf"), job.incoming("back"))
+        job.commit("back")
+        self.assertEqual(mount.digests(job.checkpoint("back", "model")), mount.digests(self.job.checkpoint("base", "model")))
+
+    def test_a_backup_is_brought_back(self):
+        """As README.md says, into a job of another layout: every file as it was, and no tensor's bytes twice."""
+        def write_npy(directory):
+            for tensor in models.Bert().tensors:
+                models.write_file(f"{directory}/{tensor.name.replace('.', '/')}.npy", models.npy_bytes(tensor))
+            models.write_file(directory + "/config.json", models.Bert().config_text())
+        for kind, write in (("bert", models.Bert().write_hf), ("llama", models.Llama().write_hf), ("npy", write_npy)):
+            with self.subTest(kind):
+                job = self.mount.job(kind)
+                write(job.incoming("base") + "/rank/0")
+                models.write_file(job.incoming("base") + "/rank/0/notes.txt", "of the writer")
+                job.commit("base")
+                job.set_layout(tp=2)
+                backup = self.temporary(kind)
+                os.mkdir(backup)
+                self.run_program("cp", "-r", job.file("current/rank"), job.file("layout.json"), backup)
+                self.assertTrue(os.path.isdir(backup + "/rank/1/tensors"), "it is copied with the rest")
+                self.bring_back(job, self.mount.job("back-" + kind), backup)
+
+    def bring_back(self, job, other, backup):
+        other.set_layout(pp=2)
+        self.run_program("cp", "-r", backup, other.incoming("base"))
+        other.commit("base")
+        self.assertEqual(mount.read_json(other.checkpoint("base", "meta.json"))["written_as"], "tp2-pp1-dp1")
+        other.set_layout(tp=2)
+        self.mount.ptc("import", other.name + "-imported", backup)
+        for one in (other, mount.Job(self.mount, other.name + "-imported")):
+            one.wait()
+            before, after = (mount.digests(which.checkpoint("base")) for which in (job, one))
+            for files in (before, after):
+                del files["meta.json"]
+            self.assertEqual(set(after), set(before))
+            self.assertEqual([name for name in before if after[name] != before[name]], [])
+            sums, theirs = ({tensor["name"]: tensor["checksum"] for tensor in
+                             mount.read_json(which.checkpoint("base", "meta.json"))["tensors"]} for which in (job, one))
+            self.assertEqual(theirs, sums)
+            # What is no tensor each rank has for itself by now.
+            more = sum(os.path.getsize(job.file("current/rank/1", name)) for name in ("config.json", "notes.txt"))
+            self.assertEqual(one.status()["checkpoints"][0]["bytes"], job.status()["checkpoints"][0]["bytes"] + more)
+            self.mount.ptc("verify", one.name)
+
+    def test_arrays_of_the_writer_are_no_view(self):
+        """One of them has other values than what is beside it: all are kept."""
+        job = self.mount.job("own")
+        models.Bert().write_hf(job.incoming("base") + "/rank/0")
+        for number, tensor in enumerate(models.Bert().tensors[:2]):
+            models.write_file(f"{job.incoming('base')}/rank/0/tensors/{tensor.name.replace('.', '/')}.npy",
+                              models.npy_bytes(tensor) if number else models.npy_bytes(tensor)[:-1] + b"x")
+        job.commit("base")
+        kept = [file["path"] for file in mount.read_json(job.checkpoint("base", "meta.json"))["files"]]
+        self.assertEqual(sum(path.startswith("tensors/") for path in kept), 2, kept)
+
     def test_remove_a_checkpoint(self):
         models.Bert(2).write_hf(self.job.incoming("next") + "/rank/0")
         with open(self.job.incoming("next") + "/layout.json", "w", encoding="utf-8") as file:

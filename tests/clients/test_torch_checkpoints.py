@@ -171,6 +171,22 @@ class Saved(Checkpoints):
             self.assertEqual(mount.read_bytes(job.rank_file("base", "tp2-pp1-dp1", rank, "model.pt")), written[rank])
         self.expect_whole(job)
 
+    def test_a_backup_is_brought_back(self):
+        """A copy of the ranks' directories. Their tensors/ is what ptcfs shows of the very same."""
+        job, other = self.mount.job("saved"), self.mount.job("brought-back")
+        job.set_layout(tp=2)
+        self.save_ranks(job, 2)
+        job.commit("base")
+        shutil.copytree(job.file("current/rank"), other.incoming("base") + "/rank", copy_function=shutil.copyfile)
+        shutil.copyfile(job.file("layout.json"), other.incoming("base") + "/layout.json")
+        other.commit("base")
+        other.set_layout(tp=2)
+        other.wait()
+        ours, theirs = (mount.digests(one.checkpoint("base", "layouts", "tp2-pp1-dp1")) for one in (job, other))
+        self.assertEqual(theirs, ours)
+        self.expect_whole(other)
+        self.expect_state(other, "tp4-pp1-dp1", 4, 1, range(2))
+
     def test_stages_of_a_pipeline(self):
         job = self.new_job()
         job.set_layout(tp=2, pp=2)

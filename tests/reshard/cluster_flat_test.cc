@@ -336,6 +336,28 @@ TEST_F(FlatTest, SomeUnderRankAndSomeNotAreRefused) {
               AllOf(HasSubstr("model.pt on node w1"), HasSubstr("may be of several ranks")));
 }
 
+/// Neither what ptcfs shows of a checkpoint, nor ranks in a folder of their own, on whatever node.
+TEST_F(FlatTest, CopiesOfCheckpointsAreRefused) {
+  for (const unsigned other : {1u, 0u}) {
+    SCOPED_TRACE(other);
+    clear();
+    put(other, "model.safetensors", slices(0, 1));
+    put(other, "step1/rank/1/model.safetensors", slices(1, 2));
+    EXPECT_THAT(refusal(0), AllOf(HasSubstr("step1/rank/1/model.safetensors"),
+                                  HasSubstr("is of a rank"), HasSubstr("commit step1/rank/")));
+    clear();
+    put(other, "model.safetensors", slices(0, 1));
+    put(other, "copy/hf/model.safetensors", slices(0, 1));
+    put(other, "copy/meta.json", R"({"format": "ptc-checkpoint/1", "name": "base"})");
+    EXPECT_THAT(refusal(0), HasSubstr("copy/meta.json and copy/hf/ are of a checkpoint's own"));
+    put(other, "copy/meta.json", R"({"format": "of another program"})");
+    Result<> taken = cluster_.job(0, "job")->commit("base", "base");
+    ASSERT_TRUE(taken.has_value()) << taken.error().message();
+    Result<> removed = cluster_.job(0, "job")->remove_checkpoint("base");
+    ASSERT_TRUE(removed.has_value()) << removed.error().message();
+  }
+}
+
 /// Whatever their names are.
 TEST_F(FlatTest, TwoFilesOfOneProcessDoNotHoldAParameterTwice) {
   const auto file = [](Shape shape, DType dtype, char value) {
