@@ -96,6 +96,8 @@ class Faults(TestCase):
         for node in self.alive():
             self.assertEqual(mount.error_of(self.job(node).set_layout), "EAGAIN")
             self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(node, "new")), "EAGAIN")
+            for remove, name in ((os.unlink, "hf/config.json"), (os.unlink, "meta.json"), (os.rmdir, "model")):  # as rm -r does
+                self.assertEqual(mount.error_of(remove, self.job(node).checkpoint("base", name)), "EAGAIN", name)
         self.expect_everywhere(model, 1, 3)
         self.nodes.etcd.send_signal(signal.SIGCONT)
         self.nodes.wait_members()

@@ -81,7 +81,7 @@ FsResult<std::vector<DirEntry>> FrozenDir::list() {
 FsResult<> FrozenDir::may_remove() const {
   if (job_->job().is_pinned(checkpoint_->checkpoint->name())) return Errno{EPERM};
   // Else what is hidden here would stay so though the removal, which is decided on, is refused.
-  PTC_TRY(as_fs(job_->job().may_decide()));
+  PTC_TRY(as_decided(job_->job().may_decide()));
   return ok();
 }
 
