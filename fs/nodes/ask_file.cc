@@ -106,7 +106,20 @@ json::array texts(const std::vector<std::string>& all) {
   return array;
 }
 
-/// Begins to empty a node, or ends that; and what stays on it that no checkpoint has.
+/// Of checkpoints that are not whole on the nodes that are there: nobody can move what is lost.
+json::array lost_already(const JobStore& store) {
+  json::array lost;
+  for (const JobRef& job : store.jobs()) {
+    for (const CheckpointRef& checkpoint : job->checkpoints())
+      if (const std::optional<std::string> loss = checkpoint->loss())
+        lost.push_back(
+            json::object{{"job", job->name()}, {"checkpoint", checkpoint->name()}, {"why", *loss}});
+  }
+  return lost;
+}
+
+/// Begins to empty a node, or ends that; what stays on it that no checkpoint has; and what was lost
+/// before.
 Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& question) {
   if (caller.uid != 0 && caller.uid != ::geteuid())
     return make_error(Code::kPermissionDenied,
@@ -114,16 +127,19 @@ Result<json::value> drain(Tree& tree, const Caller& caller, const json::object& 
   PTC_TRY(auto node, text_of(question, "node"));
   const json::value* cancel = question.if_contains("cancel");
   JobStore::Uncommitted uncommitted;
+  json::array lost;
   if (cancel != nullptr && cancel->is_bool() && cancel->as_bool()) {
     PTC_TRY(tree.store().cancel_drain(node));
   } else {
     PTC_TRY(tree.store().drain(node));
     uncommitted = tree.store().uncommitted_on(node);
+    lost = lost_already(tree.store());
   }
   return json::value(json::object{{"bytes_left", tree.store().bytes_on(node)},
                                   {"uncommitted", texts(uncommitted.found)},
                                   {"uncommitted_names", uncommitted.names},
-                                  {"not_asked", texts(uncommitted.not_asked)}});
+                                  {"not_asked", texts(uncommitted.not_asked)},
+                                  {"lost", std::move(lost)}});
 }
 
 Result<json::value> carry_out(Tree& tree, const Caller& caller, const std::string& text,

@@ -568,6 +568,8 @@ Result<> Job::add_bytes_without(const std::string& node,
     const std::shared_ptr<const StoredState>& stored = record.where;
     Result<std::shared_ptr<const ChangePlan>> plan =
         plan_change(checkpoint, *stored, state.value());
+    // What is lost already, nobody can move.
+    if (plan.has_error() && plan.error().code() == Code::kCorrupt && checkpoint.loss()) continue;
     if (plan.has_error())
       return std::move(plan).error().with_context(
           fmt::format("job {}, checkpoint {}", name_, checkpoint.name()));

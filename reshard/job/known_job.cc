@@ -114,7 +114,8 @@ uint64_t KnownJob::bytes_on(std::string_view node) const {
   uint64_t bytes = 0;
   for (const auto& [name, record] : checkpoints)
     for (size_t i = 0; i < record.where->images.size(); ++i)
-      if (record.where->images[i].node == node) bytes += record.where->layouts()[i].bytes;
+      if (const StoredImage& image = record.where->images[i]; image.node == node && !image.missing)
+        bytes += record.where->layouts()[i].bytes;
   return bytes;
 }
 

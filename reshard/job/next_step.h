@@ -17,7 +17,7 @@ struct Round {
   bool began = false;              // a step was taken
   bool leads = false;              // this node, from lead to give back
   bool another_leads = false;      // it was to lead, and does not
-  bool gives_back = false;         // an error, or all is where it shall be: no more is brought
+  bool gives_back = false;         // an error that is no loss of one checkpoint: no more is brought
   bool newest_is_brought = false;  // and the layout in force
   std::set<std::string, std::less<>> brought;  // ids of checkpoints that are where they shall be
   bool trimmed = false, looked_at_parts = false;

@@ -64,7 +64,7 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
         round.looked_at_parts = true;
         break;
     }
-    round.gives_back = attempt.result.has_error();
+    round.gives_back = !attempt.goes_on();
   }
 }
 

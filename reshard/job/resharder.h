@@ -67,13 +67,18 @@ class Resharder {
     std::vector<std::shared_ptr<const ChangePlan>> plans;  // made in it, for who needs one again
 
     int64_t epoch() const { return leadership->epoch(); }
+    /// What is lost of one checkpoint holds up no other; any other error ends it.
+    bool goes_on() const { return result.has_value() || result.error().code() == Code::kCorrupt; }
     template <class Settle>
     void go_on(Settle&& settle) {
+      Result<> next = ok();
       try {
-        result = settle();
+        next = settle();
       } catch (const std::exception& error) {  // no memory
-        result = make_error(Code::kNoSpace, "{}", error.what());
+        next = make_error(Code::kNoSpace, "{}", error.what());
       }
+      const bool again = next.has_error() && next.error().code() == Code::kCorrupt;
+      if (next.has_error() && (result.has_value() || !again)) result = std::move(next);
     }
   };
   using StoredRef = std::shared_ptr<const StoredState>;

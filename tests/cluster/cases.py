@@ -1,5 +1,6 @@
 """What the tests of clusters have in common."""
 import os
+import shutil
 import unittest
 
 import cluster
@@ -70,6 +71,17 @@ class TestCase(unittest.TestCase):
         if layout:
             job.set_layout(**layout)
         self.nodes.wait_settled(self.name)
+
+    def lose_store(self, node, within_its_lease=False):
+        """It is killed, and is back with an empty store."""
+        self.nodes.kill(node)
+        if not within_its_lease:
+            self.nodes.wait_members()
+        for name in os.listdir(self.nodes.nodes[node].store):
+            path = os.path.join(self.nodes.nodes[node].store, name)
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
+        self.nodes.start(node)
+        self.nodes.wait_members()
 
     def alive(self):
         return [number for number, node in enumerate(self.nodes.nodes) if node in self.nodes.alive()]

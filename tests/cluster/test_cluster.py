@@ -135,6 +135,30 @@ class Losses(TestCase):
         self.assertIn("there is no node 'w7'",
                       self.nodes.nodes[1].ptc("drain", "w7", check=False).stderr)
 
+    def test_what_is_lost_holds_up_no_drain(self):
+        """w0's store was lost, and with it the newest checkpoint, which had no copy. All else is moved, and it is named."""
+        older = models.Llama(21)
+        job = self.nodes.job(2, self.name)
+        older.write_hf(job.incoming("older") + "/rank/0")
+        job.commit("older")
+        self.commit(0, models.Llama(22), keep=3)
+        self.assertGreater(self.nodes.nodes[2].image_bytes(), 0)
+        self.lose_store(0, within_its_lease=True)
+        cluster.until(lambda: "checkpoint base has lost" in mount.read_text(self.job(1).file("status.json")), "w1 knows of the loss")
+        drain = self.nodes.nodes[1].ptc("drain", "w2", check=False)
+        self.addCleanup(self.nodes.nodes[1].ptc, "drain", "w2", "--cancel", check=False)
+        self.assertEqual(drain.returncode, 0, drain)
+        self.assertIn("w2 is drained: it can be stopped", drain.stdout)
+        self.assertRegex(drain.stderr, f"job {self.name}: checkpoint base has lost [0-9]+ tensors, .*; no drain moves these: start the node "
+                                       rf"that had them, or remove the checkpoint \(ptc rm {self.name}/base\)")
+        self.assertEqual(self.nodes.nodes[2].image_bytes(), 0)
+        told = json.loads(self.nodes.nodes[1].ptc("drain", "w2", "--json").stdout)
+        self.assertEqual([(one["job"], one["checkpoint"]) for one in told["lost"]], [(self.name, "base")])
+        for node in (0, 1):
+            self.assertEqual(models.read_hf(self.job(node).checkpoint("older", "hf")), {tensor.name: tensor for tensor in older.tensors})
+        self.nodes.nodes[1].ptc("rm", "--yes", f"{self.name}/base")
+        self.assertEqual(json.loads(self.nodes.nodes[1].ptc("drain", "w2", "--json").stdout)["lost"], [])
+
     def held(self):
         return sum(self.nodes.nodes[node].image_bytes() for node in self.alive())
 

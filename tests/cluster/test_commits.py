@@ -363,17 +363,6 @@ class Commits(TestCase):
             self.skipTest(str(error))
         return ptc, ptc.Job(self.job(0).path)
 
-    def lose_store(self, node, within_its_lease=False):
-        """It is killed, and is back with an empty store."""
-        self.nodes.kill(node)
-        if not within_its_lease:
-            self.nodes.wait_members()
-        for name in os.listdir(self.nodes.nodes[node].store):
-            path = os.path.join(self.nodes.nodes[node].store, name)
-            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
-        self.nodes.start(node)
-        self.nodes.wait_members()
-
     def test_who_saves_anew_goes_without_what_a_node_lost_with_its_store(self):
         self.go_on_without_a_lost_store()
 

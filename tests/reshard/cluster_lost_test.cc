@@ -64,6 +64,34 @@ TEST_F(ClusterTest, NoLayoutIsRefusedForWantOfWhatANodeHasThatHasJustComeBack) {
   expect_everywhere({0, 1, 2}, spec_of(text));
 }
 
+/// w0's store was lost, and with it all bytes of the newest checkpoint.
+TEST_F(ClusterTest, WhatIsLostHoldsUpNoDrain) {
+  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 1, "keep": 3})");
+  const JobRef writer = cluster_.job(2, "job");
+  write_ranks(sample_, LayoutSpec(), writer->files_dir() + "/incoming/older");
+  ASSERT_TRUE(writer->commit("older", "older").has_value());
+  write(0, LayoutSpec());
+  commit(0);
+  cluster_.wait_settled();
+  const CheckpointRef base = cluster_.job(1, "job")->find_checkpoint("base");
+  const uint64_t held = cluster_.store(1).bytes_on("w2");
+  EXPECT_GT(held, 0u);
+  EXPECT_GT(cluster_.store(1).bytes_on("w0"), 0u);
+  cluster_.stop(0);
+  for (const auto& entry : fs::directory_iterator(cluster_.directory(0)))
+    fs::remove_all(entry.path());
+  cluster_.start(0);
+  ASSERT_TRUE(becomes([&] { return cluster_.store(1).bytes_on("w0") == 0; }));
+  EXPECT_TRUE(base->loss().has_value());
+  const Result<> drained = cluster_.store(1).drain("w2");
+  ASSERT_TRUE(drained.has_value()) << drained.error().message();
+  for (unsigned node = 0; node < 3; ++node)
+    EXPECT_TRUE(becomes([&] { return cluster_.store(node).bytes_on("w2") == 0; })) << node;
+  expect_model(*cluster_.job(1, "job")->find_checkpoint("older"), sample_);
+  EXPECT_TRUE(cluster_.job(0, "job")->verify("older").has_value());
+}
+
 TEST_F(LostTest, IsSaidWithWhoHadItAndWhatToDo) {
   for (unsigned node : {1u, 2u}) {
     SCOPED_TRACE(node);

@@ -33,18 +33,39 @@ Result<Left> left_on(const std::string& mount, const std::string& node) {
   return Left{};
 }
 
-/// Of a job that has something there still, and cannot move it.
-Result<std::string> failure(const std::string& mount, const std::string& node) {
+/// Of jobs that have something there still, and cannot move it.
+struct Stuck {
+  uint64_t bytes = 0;
+  std::string why;  // of the first
+};
+Result<Stuck> stuck_on(const std::string& mount, const std::string& node) {
   PTC_TRY(auto names, list_jobs(mount));
+  Stuck stuck;
   for (std::string& name : names) {
     auto status = read_status({mount, std::move(name), ""});
     if (!status || status.value().state != "failed") continue;
-    for (const json::value& one : array_field(status.value().raw, "nodes"))
-      if (one.is_object() && text_field(one.get_object(), "name") == node &&
-          number_field(object_field(one.get_object(), "drain"), "bytes_left") > 0)
-        return fmt::format("job {}: {}", status.value().job, status.value().last_error);
+    for (const json::value& one : array_field(status.value().raw, "nodes")) {
+      if (!one.is_object() || text_field(one.get_object(), "name") != node) continue;
+      const uint64_t left = number_field(object_field(one.get_object(), "drain"), "bytes_left");
+      if (left > 0 && stuck.why.empty())
+        stuck.why = fmt::format("job {}: {}", status.value().job, status.value().last_error);
+      stuck.bytes += left;
+    }
   }
-  return std::string();
+  return stuck;
+}
+
+/// It is so whether or not the node is stopped.
+void tell_lost(const json::object& answer) {
+  for (const json::value& value : array_field(answer, "lost")) {
+    if (!value.is_object()) continue;
+    const json::object& one = value.get_object();
+    const std::string job = text_field(one, "job"), checkpoint = text_field(one, "checkpoint");
+    fmt::print(stderr,
+               "ptc: job {}: {}; no drain moves these: start the node that had them, or remove the "
+               "checkpoint (ptc rm {}/{})\n",
+               job, text_field(one, "why"), job, checkpoint);
+  }
 }
 
 Result<> wait_until_empty(const std::string& mount, const std::string& node, uint64_t total) {
@@ -57,11 +78,12 @@ Result<> wait_until_empty(const std::string& mount, const std::string& node, uin
     if (left.bytes == 0) return ok();
     total = std::max(total, left.bytes);
     bar.set(total - left.bytes, total);
-    PTC_TRY(auto why, failure(mount, node));
-    if (!why.empty()) {
+    // All others come first.
+    PTC_TRY(const auto stuck, stuck_on(mount, node));
+    if (stuck.bytes >= left.bytes) {
       bar.finish();
       return make_error(Code::kUnavailable, "{} are left on node {}: {}", format_size(left.bytes),
-                        node, why);
+                        node, stuck.why);
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -72,6 +94,7 @@ Result<int> run_drain(const Context& context, const DrainOptions& options) {
   const std::string& node = options.node;
   const json::object request{{"do", "drain"}, {"node", node}, {"cancel", options.cancel}};
   PTC_TRY(auto answer, ask(mount, request));
+  if (!options.as_json) tell_lost(answer);
   const uint64_t bytes = number_field(answer, "bytes_left");
   if (!options.cancel && !options.no_wait && bytes > 0) {
     PTC_TRY(wait_until_empty(mount, node, bytes));
