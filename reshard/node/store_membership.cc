@@ -290,18 +290,23 @@ Result<> StoreMembership::join_with_jobs(const ClusterIdentity& cluster) {
   return ok();
 }
 
-/// This store takes the place of others of its node: they were lost.
+void say_replaced(const RegisteredStore& other, const std::string& by) {
+  spdlog::info("store {} of node {} is replaced by this one, {}", other.store, other.node, by);
+}
+
+/// This store takes the place of others of its node: they were lost. One whose lease has not ended
+/// may be of another daemon, which is let in or this one: forget_replaced().
 Result<> StoreMembership::register_store() {
   PTC_TRY(auto stores, read_stores(meta_));
   PTC_TRY(auto alive, meta_.get("nodes/" + options_.node));  // this one is not yet
   MetaTransaction transaction;
   for (const RegisteredStore& other : stores) {
     if (other.store == identity_.store) own_ = other;
-    else if (other.node == options_.node && !alive) {
-      spdlog::info("store {} of node {} is replaced by this one, {}", other.store, options_.node,
-                   identity_.store);
-      transaction.deletes.push_back(store_key(other.store));
-    }
+    if (other.store == identity_.store || other.node != options_.node) continue;
+    replaces_ = replaces_ || alive;
+    if (alive) continue;
+    say_replaced(other, identity_.store);
+    transaction.deletes.push_back(store_key(other.store));
   }
   if (own_.starts > identity_.starts && !options_.join)
     return refuse(fmt::format("it is an older copy: it was started {} times, and a store of this "
@@ -318,6 +323,28 @@ Result<> StoreMembership::register_store() {
                       {std::string(kMembership), options_.node}};
   transaction.compares = {{store_key(identity_.store), own_.meta_revision}, *cluster_.identity()};
   PTC_TRY(own_.meta_revision, meta_.commit(transaction));
+  return ok();
+}
+
+/// Once this node is a member, as the decision compares, no other has its name, and none of the
+/// stores that were registered for it is in use.
+Result<> StoreMembership::forget_replaced() {
+  if (!replaces_ || check_member(cluster_).has_error()) return ok();
+  PTC_TRY(auto stores, read_stores(meta_));
+  std::erase_if(stores, [&](const RegisteredStore& other) {
+    return other.node != options_.node || other.store == identity_.store;
+  });
+  if (!stores.empty()) {
+    MetaTransaction transaction;
+    transaction.puts = {{std::string(kMembership), options_.node}};
+    for (const RegisteredStore& other : stores) {
+      transaction.compares.push_back({store_key(other.store), other.meta_revision});
+      transaction.deletes.push_back(store_key(other.store));
+    }
+    PTC_TRY(commit_fenced(meta_, cluster_, std::move(transaction)));
+  }
+  for (const RegisteredStore& other : stores) say_replaced(other, identity_.store);
+  replaces_ = false;
   return ok();
 }
 
@@ -457,6 +484,8 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   });
   facts_.take(kTombstones, agreed.removed.entries);
   facts_.take("drained/", drained);
+  if (Result<> forgotten = forget_replaced(); forgotten.has_error())
+    spdlog::debug("stores that this one replaces stay for now: {}", forgotten.error().message());
   take_stores();
   int64_t latest = std::max(facts_.seen(), agreed.removed.revision);
   for (const MetaEntry& entry : agreed.jobs) latest = std::max(latest, entry.revision);

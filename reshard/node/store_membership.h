@@ -78,6 +78,7 @@ class StoreMembership {
   Result<> check_name_is_free(const ClusterIdentity& cluster) const;
   Result<> join_with_jobs(const ClusterIdentity& cluster);
   Result<> register_store();
+  Result<> forget_replaced();
   Result<std::optional<Agreed>> look_at_changes();
   int64_t carried_out_of(const Agreed& agreed) const;
   Result<> remove_tombstones(const Tombstones& removed);
@@ -98,6 +99,7 @@ class StoreMembership {
   bool facts_behind_ = false;            // and that is in the log
   RegisteredStore own_;                  // as the registry of stores has it
   bool all_removals_ = true;
+  bool replaces_ = false;  // stores of its node that may still have been there when it registered
 };
 
 }  // namespace ptc

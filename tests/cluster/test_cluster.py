@@ -144,6 +144,7 @@ class Losses(TestCase):
         self.commit(0, models.Llama(22), keep=3)
         self.assertGreater(self.nodes.nodes[2].image_bytes(), 0)
         self.lose_store(0, within_its_lease=True)
+        cluster.until(lambda: "is replaced by this one" in mount.read_text(self.nodes.nodes[0].log), "the former store is forgotten")
         cluster.until(lambda: "checkpoint base has lost" in mount.read_text(self.job(1).file("status.json")), "w1 knows of the loss")
         drain = self.nodes.nodes[1].ptc("drain", "w2", check=False)
         self.addCleanup(self.nodes.nodes[1].ptc, "drain", "w2", "--cancel", check=False)
