@@ -22,7 +22,8 @@ Result<std::vector<std::string>> drained_nodes(MetaClient& meta);
 
 /// Puts the key, or says why it cannot be: the node is unknown, away or the last one in service, a
 /// layout.json wants ranks on it, the others have not enough memory. What a checkpoint has lost
-/// already holds up nothing. All `jobs` are those of the metadata. One that is there already: nothing happens.
+/// already holds up nothing. All `jobs` are those of the metadata. One that is there already:
+/// nothing happens.
 Result<> begin_drain(MetaClient& meta, Cluster& cluster, const std::vector<JobRef>& jobs,
                      ImageStore& images, const std::string& node);
 /// kNotFound: it is not drained.

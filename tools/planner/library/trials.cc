@@ -243,7 +243,8 @@ Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
     }
     if (model.first->trial != job.trial)
       return invalid_argument("jobs {} and {} have one model, {}, and say different things to try",
-                              ptc::quoted(model.first->name), ptc::quoted(job.name), ptc::quoted(job.model));
+                              ptc::quoted(model.first->name), ptc::quoted(job.name),
+                              ptc::quoted(job.model));
     for (const uint64_t batch : batch_ladder(job.least_batch, job.most_batch))
       model.batches.insert(batch);
   }
