@@ -114,7 +114,8 @@ class Copies(mount.TestCase):
         job = self.mount.job("without-its-description")
         self.run_program("cp", "-r", self.temporary("backup"), job.incoming("back"))
         os.remove(job.incoming("back") + "/meta.json")
-        self.check_refused(job, "layouts/tp2-pp1-dp1/rank/0/model.safetensors is of a rank", "commit layouts/tp2-pp1-dp1/rank/ as one of its own")
+        self.check_refused(job, "layouts/tp2-pp1-dp1/rank/0/model.safetensors is of a rank",
+                           "commit layouts/tp2-pp1-dp1/rank/ as one of its own")
         job = self.mount.job("as-it-says")
         self.run_program("cp", "-r", self.temporary("backup/hf"), job.incoming("back"))
         job.commit("back")

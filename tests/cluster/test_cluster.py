@@ -150,8 +150,8 @@ class Losses(TestCase):
         self.addCleanup(self.nodes.nodes[1].ptc, "drain", "w2", "--cancel", check=False)
         self.assertEqual(drain.returncode, 0, drain)
         self.assertIn("w2 is drained: it can be stopped", drain.stdout)
-        self.assertRegex(drain.stderr, f"job {self.name}: checkpoint base has lost [0-9]+ tensors, .*; no drain moves these: start the node "
-                                       rf"that had them, or remove the checkpoint \(ptc rm {self.name}/base\)")
+        self.assertRegex(drain.stderr, rf"job {self.name}: checkpoint base has lost [0-9]+ tensors, .*; no drain moves these: "
+                                       rf"start the node that had them, or remove the checkpoint \(ptc rm {self.name}/base\)")
         self.assertEqual(self.nodes.nodes[2].image_bytes(), 0)
         told = json.loads(self.nodes.nodes[1].ptc("drain", "w2", "--json").stdout)
         self.assertEqual([(one["job"], one["checkpoint"]) for one in told["lost"]], [(self.name, "base")])
