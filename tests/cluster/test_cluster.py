@@ -1,6 +1,7 @@
 """Nodes in networks of their own: one state of affairs, the least moved, and nothing lost with a node."""
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 
@@ -49,6 +50,22 @@ class Agreement(TestCase):
         self.assertIn("tp2-pp1-dp1 in force", done.stdout)
         self.nodes.wait_settled(self.name)
         self.expect_everywhere(model, 2, 1)
+
+    def test_edits_at_once_on_two_nodes_are_both_kept_or_it_is_said(self):
+        self.commit(0, models.Llama(1))
+        for turn in range(10):
+            wanted = {"tp": 1 + turn % 2, "keep": 10 + turn}
+            edits = [subprocess.Popen([os.path.join(mount.bin_dir(), "ptc"), "-C", self.nodes.nodes[node].path, "layout", self.name,
+                                       "set", f"--{key}", str(value)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                     for node, (key, value) in enumerate(wanted.items())]
+            said = [edit.communicate(timeout=60)[1] for edit in edits]
+            self.assertEqual([edit.returncode for edit in edits], [0, 0], said)
+            self.nodes.wait_settled(self.name)
+            layout = mount.read_json(self.job(2).file("layout.json"))
+            kept = {key: layout.get(key) for key in wanted}
+            if f"somebody else saved layout.json of {self.name} at the same time" not in "".join(said):
+                self.assertEqual(kept, wanted, said)
+            self.assertTrue(any(kept[key] == value for key, value in wanted.items()), said)
 
     def test_devices_say_where_the_files_lie(self):
         self.commit(0, models.Llama(2), pp=3, devices=["w2:0", "w0:0", "w1:0"])

@@ -110,11 +110,15 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     const json::object ours = edited_layout(layout, edit, notes);
     const std::string text = pretty_json(ours);
     LastWords last_words(while_saving(target));
+    // Between here and the close nobody looks; what comes first by then is only said.
+    PTC_TRY(const auto status, read_status(target));
+    if (status.revision != before.revision && tries < kMostTries) continue;
     const auto saved = save_layout(target, text, before.removed);
+    const bool undecided = !saved && saved.error().code() == Code::kConflict;
+    if (undecided) wait_for_another(target, before);
     PTC_TRY(const auto after, read_saved_layout(target));
     const bool may_try = tries < kMostTries;
-    if (!saved && saved.error().code() == Code::kConflict && may_try &&
-        after.revision != before.revision)
+    if (undecided && may_try && after.revision != before.revision)
       continue;  // another node's came first
     json::object theirs = ours;
     if (after.text != text && !after.removed) {
@@ -234,6 +238,7 @@ Result<int> run_edit(const Context& context, const std::string& job, bool wait) 
     }
     std::optional<LastWords> last_words(while_saving(target));
     auto saved = save_layout(target, edited, now.removed);
+    if (!saved && saved.error().code() == Code::kConflict) wait_for_another(target, now);
     PTC_TRY(const auto after, read_saved_layout(target));
     if (!saved && saved.error().code() == Code::kConflict && after.revision != now.revision) {
       const int status = changed_meanwhile(target, before, after, file.path());
@@ -268,9 +273,10 @@ void add_layout(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("layout", "Print, set or edit a job's layout.json");
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->footer(
-      "A layout that cannot be is refused with the reason, and nothing changes. 'set' keeps what\n"
-      "others save at the same time; what was replaced by somebody else's is said, and is a\n"
-      "failure. Where layout.json was removed, 'set' writes it again.\n"
+      "A layout that cannot be is refused with the reason, and nothing changes.\n"
+      "'set' keeps what others set at the same time. Where somebody else's layout\n"
+      "replaces the one that was saved, that is said, and is a failure. Where\n"
+      "layout.json was removed, 'set' and 'edit' write it again.\n"
       "\nExamples:\n  ptc layout llama\n  ptc layout llama set --tp 2 --pp 4 --wait\n"
       "  ptc layout llama edit");
   CLI::App* set = command->add_subcommand("set", "Change these fields and keep the others");

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <span>
+#include <thread>
 
 #include "store/base/shell_word.h"
 #include "tools/ptc/job_status.h"
@@ -74,6 +75,15 @@ Result<> save_layout(const Target& target, const std::string& text, bool make) {
                     : reason == EAGAIN ? Code::kConflict
                                        : Code::kUnavailable,
                     "{}", why.text(reason));
+}
+
+void wait_for_another(const Target& target, const SavedLayout& before) {
+  constexpr int kMostLooks = 50;
+  for (int looks = 0; looks < kMostLooks; ++looks) {
+    const auto status = read_status(target);
+    if (!status || status.value().revision != before.revision) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 LayoutLock::LayoutLock(const Target& target) {

@@ -34,12 +34,17 @@ Result<SavedLayout> read_saved_layout(const Target& target);
 /// `make`: the name is gone.
 Result<> save_layout(const Target& target, const std::string& text, bool make);
 
+/// After kConflict: until this node, too, knows of another revision than that of `before`, or for a
+/// second: then it was something else that kept it from being decided.
+void wait_for_another(const Target& target, const SavedLayout& before);
+
 /// Held from reading to saving, so that edits by `ptc layout` on one machine come one after
 /// another: a flock(2) of the job's directory, which the kernel keeps. Others do not ask for it:
-/// editors, and `ptc` on other nodes. There a save rests on the revision its node knows, and is
-/// refused where another node's came first (kConflict). An edit that comes to this node between our
-/// reading and our saving is seen by the revision alone. Whoever may read the directory may hold
-/// the lock, so after some seconds it is gone without.
+/// editors, and `ptc` on other nodes. There a save rests on the revision that its node knows when
+/// the file is closed, and is refused where another node's came first (kConflict). An edit that
+/// comes to this node between our last look and our close is replaced; the revision, which is two
+/// more then, tells, and whoever edits is told. Whoever may read the directory may hold the lock,
+/// so after some seconds it is gone without.
 class LayoutLock {
  public:
   explicit LayoutLock(const Target& target);
