@@ -398,6 +398,22 @@ class Etcd(TestCase):
                                   for node in self.nodes.nodes), "it is believed again")
         self.expect_all()
 
+    def test_an_import_while_it_is_away_says_why_and_soon(self):
+        model, node = os.path.join(self.nodes.top, "model"), self.node(0)
+        models.Llama(5).write_hf(model)
+        self.addCleanup(shutil.rmtree, model)
+        self.end_etcd()
+        cluster.until(lambda: "agreement" in mount.read_json(node.path + "/.ptc/nodes.json"), "w0 knows that it is cut off")
+        began = time.monotonic()
+        done = node.ptc("import", "new", model, check=False)
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("job new cannot be made: agreement is away", done.stderr)
+        self.assertIn("node w0 does not reach the agreement store (etcd)", done.stderr)
+        self.nodes.run_etcd()
+        self.nodes.wait_members()
+        node.ptc("import", "new", model)
+
     def test_what_is_removed_goes_everywhere(self):
         self.begin()
         self.nodes.kill(1)

@@ -230,9 +230,12 @@ Result<> check_not_committed(const Target& target) {
 /// Whether the job was made now.
 Result<bool> make_job(const Target& target) {
   constexpr auto kPatience = std::chrono::seconds(20);  // with etcd, as others have it
+  constexpr auto kKnownToBeAway = std::chrono::seconds(2);
   constexpr auto kPause = std::chrono::milliseconds(100);
+  using Clock = std::chrono::steady_clock;
   if (exists(target.job_dir())) return false;
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = Clock::now() + kPatience;
+  std::optional<Clock::time_point> away_since;
   while (::mkdir(target.job_dir().c_str(), 0777) != 0) {
     const int error = errno;
     if (error == EEXIST) return false;
@@ -240,8 +243,21 @@ Result<bool> make_job(const Target& target) {
       return invalid_argument(
           "{} cannot be the name of a job: at most 255 bytes of UTF-8, and no '.' in front",
           ptc::quoted(target.job));
-    if (error != EAGAIN || std::chrono::steady_clock::now() > deadline)
-      return errno_error(error, "making job " + target.job);
+    if (error != EAGAIN) return errno_error(error, "making job " + target.job);
+    const std::string away = agreement_text(target.mount);
+    if (away.empty()) away_since.reset();
+    else if (!away_since) away_since = Clock::now();
+    if (away_since && Clock::now() - *away_since >= kKnownToBeAway)
+      return make_error(
+          Code::kUnavailable,
+          "job {} cannot be made: agreement is {}: import again when it is back, or on "
+          "another node",
+          target.job, away);
+    if (Clock::now() > deadline)
+      return make_error(Code::kUnavailable,
+                        "job {} is not made: what the nodes agree through does not answer, or not "
+                        "soon; ptc status says more, and the same import again goes on",
+                        target.job);
     std::this_thread::sleep_for(kPause);
   }
   fmt::print("{}: new job\n", target.job);

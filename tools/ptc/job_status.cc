@@ -140,6 +140,11 @@ std::string agreement_text(const json::object& nodes_json) {
                      why, kMeanwhile);
 }
 
+std::string agreement_text(const std::string& mount) {
+  const auto report = read_json_file(mount + "/.ptc/nodes.json");
+  return report ? agreement_text(report.value()) : "";
+}
+
 Table job_table(const std::vector<JobStatus>& jobs) {
   using Align = Table::Align;
   Table table({{"JOB"},

@@ -68,6 +68,8 @@ std::string node_text(const json::object& node);
 bool is_unheard(const json::object& node);
 /// "away for 3 min: why; what that means", of nodes.json; "": nodes agree.
 std::string agreement_text(const json::object& nodes_json);
+/// The same of the node whose mount this is, as it knows now.
+std::string agreement_text(const std::string& mount);
 
 /// One row for each job, in this order: what `ptc ls` and `ptc top` list.
 Table job_table(const std::vector<JobStatus>& jobs);

@@ -132,10 +132,7 @@ void print_nodes(const std::string& mount) {
 
 /// Below what one job does.
 void print_agreement(const std::string& mount) {
-  const auto report = read_json_file(mount + "/.ptc/nodes.json");
-  if (report.has_error()) return;
-  if (const std::string text = agreement_text(report.value()); !text.empty())
-    print_line("agreement", text);
+  if (const std::string text = agreement_text(mount); !text.empty()) print_line("agreement", text);
 }
 
 struct StatusOptions {
