@@ -176,6 +176,9 @@ Result<size_t> store_of(const std::string& node, const std::vector<SeenStore>& s
 Result<SeenStore> look_at_store(const std::string& directory) {
   SeenStore store;
   store.directory = directory;
+  struct stat info {};
+  if (::stat(directory.c_str(), &info) != 0)
+    return errno_error(errno, "there is no store that can be looked at: " + directory);
   PTC_TRY(auto identity, read_store_identity(directory));
   if (!identity || identity->cluster.empty())
     return make_error(Code::kNotFound, "{} is no store of a cluster", directory);

@@ -16,7 +16,7 @@ struct SeenStore {
   StoreIdentity identity;
   AgreedFacts facts;
 };
-/// kNotFound: the directory is no store of a cluster, or has seen nothing yet.
+/// kNotFound: the directory is not there, is no store of a cluster, or has seen nothing yet.
 Result<SeenStore> look_at_store(const std::string& directory);
 
 struct RecoverReport {

@@ -163,6 +163,15 @@ class Help(unittest.TestCase):
                 for words in said:
                     self.assertIn(words, done.stderr)
 
+    def test_stores_that_are_not_there(self):
+        for place, *said in (("/nowhere/store", "/nowhere/store: No such file or directory"), ("/dev/null/store", "Not a directory"),
+                             ("/tmp", "/tmp is no store of a cluster")):
+            for more in ((), ("--dry-run",)):
+                done = run("ptc", "recover", "--etcd", "http://127.0.0.1:1", *more, place)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                for words in said:
+                    self.assertIn(words, done.stderr)
+
     def test_numbers_out_of_range(self):
         """Each option that takes a number, with the most and the least of all: one short line says what it takes."""
         beyond = ("-1", "1e999", "-1e999", "nan", "inf", "18446744073709551616", "9" * 400, "0x10", "one", "")

@@ -326,6 +326,14 @@ class Etcd(TestCase):
         seen = self.recover(0, "--dry-run").stdout
         self.assertIn("jobs: empty, gpt, llama", seen)
         self.assertIn("on w1 (not looked at)", seen)
+        warned = "--cluster says ptcsf, and the stores are of the cluster ptcfs"
+        for more in ((), ("--cluster", "ptcfs")):
+            self.assertNotIn("--cluster", self.recover(0, "--dry-run", *more).stderr)
+        for more in (("--dry-run",), ("--yes",)):
+            done = self.recover(0, *more, "--cluster", "ptcsf")
+            self.assertIn(warned, done.stderr)
+            self.assertIn("All of its nodes are to be started with --cluster ptcsf then", done.stderr)
+        self.assertIn("done: start the nodes again, with --cluster ptcsf", done.stdout)
         images = os.path.join(self.node(0).store, "images")
         lost = max((os.path.join(images, name) for name in os.listdir(images)), key=os.path.getsize)
         os.rename(lost, self.node(0).store + "/lost")

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "fs/mount/mount_point.h"
@@ -136,6 +137,17 @@ void print_where_it_is(const std::vector<SeenStore>& stores, const RecoverReport
       fmt::join(directories, ", "));
 }
 
+/// Nodes that are started as ever would find none of what is made now.
+void print_other_name(const std::vector<SeenStore>& stores, const std::string& cluster) {
+  std::set<std::string> names;
+  for (const SeenStore& store : stores) names.insert(store.identity.cluster_name);
+  if (names.size() == 1 && names.contains(cluster)) return;
+  fmt::print(stderr,
+             "ptc: warning: --cluster says {}, and the stores are of the cluster {}. Is it another "
+             "on purpose? All of its nodes are to be started with --cluster {} then\n",
+             cluster, fmt::join(names, " and "), cluster);
+}
+
 constexpr auto kWaitForLeases = std::chrono::seconds(20);
 
 bool confirmed() {
@@ -170,6 +182,7 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
   const bool decided = report.parted == 0 || !options.from.empty();
   print_report(stores, report, decided);
   std::fflush(stdout);
+  print_other_name(stores, etcd.cluster);
   if (options.dry_run) return kDone;
   if (!decided)
     return make_error(
@@ -199,7 +212,9 @@ Result<int> run_recover(const Context&, const RecoverOptions& options) {
   }
   PTC_TRY(recover(stores, report.chosen, *meta));
   print_where_it_is(stores, report);
-  fmt::print("done: start the nodes again\n");
+  const bool other = etcd.cluster != stores.front().identity.cluster_name;
+  fmt::print("done: start the nodes again{}\n",
+             other ? fmt::format(", with --cluster {}", etcd.cluster) : "");
   return kDone;
 }
 
