@@ -195,6 +195,48 @@ class Autoscale(mount.TestCase):
         self.wait_until_all_is_done()
         self.check_story(a, b)
 
+    def test_nodes_get_other_numbers(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1"], {}), gpus=2)
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        self.list_jobs((a, ["0.1"], {}), nodes={"w7": 8, "localhost": 1})  # its GPUs would be nobody's
+        self.wait_for(lambda: "which the cluster there does not have" in self.said())
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.1"], {}), nodes={"w7": 8, "localhost": 4})
+        self.wait_until_all_is_done()
+        self.check_story(a, b)
+
+    def test_a_job_that_is_removed_ends(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1"], {"stops_within": 2}), (b, ["0.1"], {}), gpus=2)
+        self.begin()
+        self.wait_for(lambda: len(self.log("start")) == 2)
+        pid = self.record_of(a)["pid"]
+        self.mount.ptc("rm", "--force", a.name)
+        self.wait_for(lambda: "the job was removed: its processes are ended" in self.said() or not os.path.exists(f"/proc/{pid}"))
+        self.wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+        self.wait_for(lambda: self.record_of(b)["state"] == "done")
+        self.assertIsNone(self.running.poll())
+
+    def test_who_says_too_soon_that_all_is_done_is_asked_once_more(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.02", "early"], {}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertEqual(len(self.of_job(job, "start")), 2)
+        self.assertIn("it has ended, 0 of 400 samples consumed", self.said())
+
+    def test_one_that_has_no_room_holds_up_nobody(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.write("profiles.csv", profiles() + f"big,{BATCH},1,1,8,0.1\n")
+        self.list_jobs((a, ["0.02"], {}), (b, ["0.02"], {}), nodes={"w7": 8, "localhost": 2})
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["model"] = "big"
+        self.write("jobs.json", json.dumps(jobs))
+        self.begin()
+        self.wait_for(lambda: self.record_of(b).get("state") == "done")
+        self.assertEqual(self.of_job(a), [])
+
     def test_the_daemon_is_killed_and_returns(self):
         job = self.prepare("a")
         self.list_jobs((job, ["0.1"], {}))

@@ -530,7 +530,7 @@ class Ptc(mount.TestCase):
         self.assertIn(f"ptc: interrupted: the change of {job.name} to tp{tp}-pp1-dp1 goes on; ptc wait {job.name}", said)
 
     def test_a_layout_that_another_replaces_meanwhile_is_no_success(self):
-        job = mount.Job(self.mount, "replaced")
+        job = mount.Job(self.mount, "replaced-meanwhile")
         make_llama.write_model(self.temporary("model"), "68m", seed=1)
         self.mount.ptc("import", job.name, self.temporary("model"))
         for tp, other in ((2, 4), (1, 2), (4, 1), (2, 4)) * 5:

@@ -134,8 +134,8 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     lock.reset();
     std::vector<std::string> ignored;
     if (edited_layout(theirs, edit, ignored) != theirs) {
-      PTC_TRY(const auto status, read_status(target));
-      return replaced("what was saved", status);
+      PTC_TRY(const auto now, read_status(target));
+      return replaced("what was saved", now);
     }
     return report_saved(target, after, wait, last_words);
   }

@@ -52,7 +52,7 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
             at + "'samples' is missing: how many are still to be read");
   EXPECT_EQ(with(R"({"nam": "a"})"),
             "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
-            "'batch', 'model', 'name', 'now', 'samples', 'technique'");
+            "'batch', 'model', 'name', 'now', 'run', 'samples', 'technique', 'trial'");
   EXPECT_THAT(with(R"({"priority": 1})"),
               testing::HasSubstr("unknown key 'priority'; there are 'batch', 'model'"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),

@@ -274,6 +274,48 @@ TEST(Worker, IsFoundAgainAndNobodyElseIs) {
   EXPECT_FALSE(how->status);
 }
 
+/// As "./train.sh" that runs a trainer, and hands no signal on.
+TEST(Worker, LetsWhomAShellLeavesBehindSave) {
+  const Scratch scratch;
+  auto started = Worker::start(
+      {{"sh", "-c",
+        "sh -c \"trap 'sleep 0.3; echo saved; exit 0' TERM; echo there; while :; do sleep 0.05; "
+        "done\"; exit 1"},
+       scratch.path(),
+       scratch.path("log"),
+       {}});
+  ASSERT_TRUE(started);
+  wait_for_text(scratch.path("log"), "there");
+  started.value().ask_to_end();
+  EXPECT_EQ(wait_for(started.value()).status, 128 + SIGTERM);
+  EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("saved"));
+}
+
+/// Whoever was found again may have ended and left its ranks.
+TEST(Worker, KillsTheGroupOfOneThatWasFound) {
+  const Scratch scratch;
+  auto started = Worker::start({{"sh", "-c", "sh -c 'echo there $$; exec sleep 1000' & wait"},
+                                scratch.path(),
+                                scratch.path("log"),
+                                {}});
+  ASSERT_TRUE(started);
+  wait_for_text(scratch.path("log"), "there");
+  auto found = Worker::find(started.value().pid(), started.value().started_at());
+  ASSERT_TRUE(found);
+  ::kill(started.value().pid(), SIGKILL);
+  wait_for(*found);
+  const std::string child = text_of(scratch.path("log")).substr(6);
+  const std::string stat = text_of("/proc/" + std::to_string(std::stoi(child)) + "/stat");
+  EXPECT_TRUE(stat.empty() || stat.find(") Z") != std::string::npos) << stat;
+  wait_for(started.value());
+}
+
+TEST(Worker, IsNoProcessThatLeadsNoSession) {
+  EXPECT_FALSE(Worker::find(1, "x 1"));
+  EXPECT_FALSE(Worker::find(0, "x 1"));
+  EXPECT_FALSE(Worker::find(-1, "x 1"));
+}
+
 TEST(Worker, LeavesNobodyBehind) {
   const Scratch scratch;
   auto started = Worker::start(

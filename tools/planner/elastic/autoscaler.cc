@@ -46,7 +46,7 @@ std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, ui
   for (size_t j = 0; j < jobs.size(); ++j)
     if (jobs[j].runs) admit(j);  // one that has no room any more, as nodes are gone, waits
   for (size_t j = 0; j < jobs.size(); ++j)
-    if (!jobs[j].runs && !admit(j)) break;
+    if (!jobs[j].runs && jobs[j].curve->least() <= gpus && !admit(j)) break;
   std::sort(admitted.begin(), admitted.end());
   for (const size_t j : admitted) offers.push_back(offers_of(jobs[j], rules));
   const auto chosen = allocate(offers, gpus);

@@ -38,8 +38,9 @@ struct ScalingRules {
 
 /// Of each job its point, or none: it waits. `jobs` stand in the order in which they came. Who has
 /// GPUs keeps some; who waits is let in in that order as long as the least that each needs has
-/// room, and nobody overtakes. A value is discounted by what its change costs: max(0, 1 − price ÷
-/// (what the job still takes, at most the horizon)).
+/// room, and nobody overtakes but whoever needs more than there are, as nodes are away. A value is
+/// discounted by what its change costs: max(0, 1 − price ÷ (what the job still takes, at most the
+/// horizon)).
 std::vector<std::optional<uint32_t>> decide(std::span<const ElasticJob> jobs, uint32_t gpus,
                                             const ScalingRules& rules);
 

@@ -24,7 +24,8 @@ namespace ptc::planner {
 namespace {
 
 constexpr auto kStep = std::chrono::milliseconds(50);
-constexpr double kLooks = 0.5;     // seconds between looks at the mount
+constexpr double kLooks = 0.5;  // seconds between looks at the mount
+constexpr double kPatienceWithNodes = 2;
 constexpr double kTogether = 0.2;  // what happens within this is one reason to decide
 constexpr auto kLockPatience = std::chrono::milliseconds(0);
 
@@ -62,7 +63,9 @@ class LiveAutoscaler : public LiveJobs {
       job->look();
       job->find_again([this](const auto& devices) { return places_of(devices); });
       if (!job->holds().empty()) placement_.take(job->id(), job->holds());
+      if (job->wanted()) wanted_places_[job->id()] = job->places();
     }
+    PTC_TRY(check_nobody_loses_its_gpus(from_.file.nodes));
     reasons_.clear();
     decide_soon("the autoscaler begins");
     return ok();
@@ -74,6 +77,14 @@ class LiveAutoscaler : public LiveJobs {
     PTC_TRY(const bool locked, lock_file(lock_.get(), kLockPatience));
     if (locked) return ok();
     return make_error(Code::kBusy, "another autoscaler is at work in {}", settings_.mount);
+  }
+
+  /// Another daemon may have mounted in the same place.
+  bool is_of_this_daemon(int fd) const {
+    struct stat locked = {}, there = {};
+    return ::fstat(fd, &locked) == 0 &&
+           ::stat((settings_.mount + "/.ptc/version").c_str(), &there) == 0 &&
+           locked.st_dev == there.st_dev && locked.st_ino == there.st_ino;
   }
 
   /// An error: somebody else is at work in the mount by now.
@@ -209,8 +220,13 @@ class LiveAutoscaler : public LiveJobs {
                    from_.file.nodes.end(), [](const NodeOfCluster& a, const NodeOfCluster& b) {
                      return a.name == b.name && a.gpus == b.gpus;
                    });
-    std::map<std::string, std::vector<std::string>> devices;  // by job, before numbers change
-    for (const auto& [name, job] : jobs_) devices[name] = devices_of(placement_.of(job->id()));
+    struct Devices {
+      std::vector<std::string> placed, held, wanted;
+    };
+    std::map<std::string, Devices> devices;  // by job, before numbers change
+    for (const auto& [name, job] : jobs_)
+      devices[name] = {devices_of(placement_.of(job->id())), devices_of(job->holds()),
+                       devices_of(job->places())};
     from_ = std::move(from);
     rows_ = rows_of_jobs(from_).value();
     curves_ =
@@ -227,16 +243,37 @@ class LiveAutoscaler : public LiveJobs {
       else job->set_spec(spec);
       job->set_curve(*curves_->of({spec.name, i, 0, spec.samples, 0}, i).value());
       order_.push_back(job.get());
-      if (!same_nodes_as_before)
-        if (const auto places = places_of(devices[spec.name]); places && !places->empty())
-          placement_.take(job->id(), *places);
     }
     for (const auto& [name, job] : jobs_)
       if (std::find(order_.begin(), order_.end(), job.get()) == order_.end()) {
         order_.push_back(job.get());
         job->removed("it is not in " + settings_.file + " any more: it is left alone");
       }
+    if (!same_nodes_as_before) {
+      wanted_places_.clear();
+      for (const auto& [name, job] : jobs_) {
+        const auto found = [this](const auto& names) { return places_of(names); };
+        job->renumber(found, devices[name].held, devices[name].wanted);
+        if (job->wanted()) wanted_places_[job->id()] = job->places();
+        if (const auto places = places_of(devices[name].placed); places && !places->empty())
+          placement_.take(job->id(), *places);
+      }
+    }
     decide_soon(std::filesystem::path(settings_.file).filename().string() + " has changed");
+  }
+
+  /// Processes are on GPUs that a file does not have any more.
+  Result<> check_nobody_loses_its_gpus(const std::vector<NodeOfCluster>& nodes) const {
+    for (const auto& [name, job] : jobs_) {
+      if (!job->has_processes()) continue;
+      for (const std::string& device : job->devices())
+        if (!places_in(nodes, {device}))
+          return invalid_argument(
+              "{}: job {} runs on {}, which the cluster there does not have: the job, or the "
+              "command of its process, must end first",
+              settings_.file, name, device);
+    }
+    return ok();
   }
 
   /// Of jobs.json and its profiles; "": one is not there.
@@ -256,6 +293,9 @@ class LiveAutoscaler : public LiveJobs {
     version_ = version;
     std::vector<LiveJob*> before = order_;
     auto from = read_checked();
+    if (from.has_value())
+      if (auto held = check_nobody_loses_its_gpus(from.value().file.nodes); held.has_error())
+        from = std::move(held).error();
     if (from.has_error()) {
       uses_.say(std::string(from.error().message()) + "; what it said before holds");
       return;
@@ -277,14 +317,18 @@ class LiveAutoscaler : public LiveJobs {
       return ok();
     }
     say_once("mount", "");
-    if (!lock_.valid()) {
+    if (!lock_.valid() || !is_of_this_daemon(lock_.get())) {
       PTC_TRY(lock());
     }
     const std::set<std::string> names(up.value().begin(), up.value().end());
     for (uint32_t node = 0; node < from_.file.nodes.size(); ++node) {
       const std::string& name = from_.file.nodes[node].name;
       const bool is_up = names.contains(name);
+      if (is_up) up_at_[name] = now();
       if (is_up == placement_.works(node)) continue;
+      const auto last_up = up_at_.find(name);  // it may return at once
+      if (!is_up && last_up != up_at_.end() && now() - last_up->second < kPatienceWithNodes)
+        continue;
       if (is_up) {
         placement_.repair(node);
         uses_.say(name + " is there again");
@@ -301,21 +345,26 @@ class LiveAutoscaler : public LiveJobs {
   }
 
   std::optional<std::vector<OnNode>> places_of(const std::vector<std::string>& devices) const {
+    return places_in(from_.file.nodes, devices);
+  }
+
+  static std::optional<std::vector<OnNode>> places_in(const std::vector<NodeOfCluster>& nodes,
+                                                      const std::vector<std::string>& devices) {
     std::map<uint32_t, std::set<uint32_t>> by_node;
     for (const std::string& device : devices) {
       const size_t colon = device.rfind(':');
       if (colon == std::string::npos) return std::nullopt;
       const std::string_view name = std::string_view(device).substr(0, colon);
-      const auto node = std::find_if(from_.file.nodes.begin(), from_.file.nodes.end(),
+      const auto node = std::find_if(nodes.begin(), nodes.end(),
                                      [&](const NodeOfCluster& one) { return one.name == name; });
-      if (node == from_.file.nodes.end()) return std::nullopt;
+      if (node == nodes.end()) return std::nullopt;
       uint32_t gpu = 0;
       for (const char digit : std::string_view(device).substr(colon + 1)) {
         if (digit < '0' || digit > '9' || gpu > node->gpus) return std::nullopt;
         gpu = gpu * 10 + static_cast<uint32_t>(digit - '0');
       }
       if (gpu >= node->gpus) return std::nullopt;
-      by_node[static_cast<uint32_t>(node - from_.file.nodes.begin())].insert(gpu);
+      by_node[static_cast<uint32_t>(node - nodes.begin())].insert(gpu);
     }
     std::vector<OnNode> places;
     for (const auto& [node, gpus] : by_node) places.push_back({node, {gpus.begin(), gpus.end()}});
@@ -325,6 +374,7 @@ class LiveAutoscaler : public LiveJobs {
   void decide_now() {
     std::vector<LiveJob*> jobs;
     for (LiveJob* job : in_order()) {
+      job->try_refused_again();
       if (job->is_decided_for()) {
         refuse_what_cannot_be_planned(*job);
         if (!job->is_decided_for()) {
@@ -448,6 +498,7 @@ class LiveAutoscaler : public LiveJobs {
   std::vector<LiveJob*> order_;  // as the file has them
   std::map<uint32_t, std::vector<OnNode>> wanted_places_;
   std::map<std::string, std::string> said_;
+  std::map<std::string, double> up_at_;  // by node
   uint32_t next_id_ = 0;
   std::vector<std::string> reasons_;
   double reason_at_ = 0;
@@ -466,8 +517,10 @@ Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses) 
 Result<> adopt(const std::string& mount, const std::string& job) {
   const std::string directory = mount + "/" + job;
   PTC_TRY([[maybe_unused]] const MountedJob seen, look_at_job(directory));
-  const auto fd = open_file(AT_FDCWD, directory + "/autoscale.adopt", O_WRONLY | O_CREAT, 0644);
-  return fd.has_error() ? Result<>(fd.error()) : Result<>(ok());
+  const auto fd = open_file(AT_FDCWD, directory + "/autoscale.adopt",
+                            O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
+  if (fd.has_error() && fd.error().code() != Code::kAlreadyExists) return fd.error();
+  return ok();
 }
 
 }  // namespace ptc::planner

@@ -2,19 +2,23 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 namespace ptc::planner {
 namespace {
 
 constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
+constexpr int kMostRefusals = 5;
 constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
 constexpr const char* kAdopt = "autoscale.adopt";
 
@@ -45,6 +49,7 @@ LiveJob::LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string ba
       all_(all) {}
 
 void LiveJob::write() {
+  if (is_gone_) return;
   if (auto written = write_record(directory_, record_); written.has_error())
     all_.say(spec_.name, "what was done with it could not be written down: " +
                              std::string(written.error().message()));
@@ -76,20 +81,47 @@ void LiveJob::set_spec(JobToTrain spec) {
 
 void LiveJob::set_curve(const Curve& curve) {
   known_ = curve;
-  curve_ = curve;
-  std::erase_if(curve_.points,
-                [&](const CurvePoint& point) { return refused_.contains(way_key(point)); });
+  try_refused_again();
 }
 
-void LiveJob::refuse(const CurvePoint& point, const std::string& why) {
-  if (!refused_.insert(way_key(point)).second) return;
-  set_curve(Curve(known_));
-  all_.say(spec_.name, fmt::format("{} cannot be had: {}", point.way, why));
+void LiveJob::try_refused_again() {
+  curve_ = known_;
+  std::erase_if(curve_.points, [&](const CurvePoint& point) {
+    const auto refused = refused_.find(way_key(point));
+    return refused != refused_.end() && refused->second.until > all_.now();
+  });
+}
+
+void LiveJob::refuse(const CurvePoint& point, const std::string& why, bool for_good) {
+  constexpr double kForNow = 60;  // seconds, the first time; space comes back, and nodes do
+  Refused& refused = refused_[way_key(point)];
+  const bool is_new = std::exchange(refused.why, why) != why;
+  refused.until = for_good ? std::numeric_limits<double>::infinity()
+                           : all_.now() + kForNow * std::pow(2.0, refused.times);
+  refused.times = std::min(refused.times + 1, kMostRefusals);
+  try_refused_again();
+  if (is_new)
+    all_.say(spec_.name,
+             fmt::format("{} cannot be had{}: {}", point.way, for_good ? "" : " for now", why));
   if (!curve_.empty()) return;
   forget_wanted();
-  enter(LiveState::kGivenUp,
-        "none of the ways that its profiles have can be carried out; the last: " + why);
-  all_.say(spec_.name, record_.remark);
+  const bool all_for_good =
+      std::all_of(known_.points.begin(), known_.points.end(), [&](const CurvePoint& one) {
+        const auto known = refused_.find(way_key(one));
+        return known != refused_.end() &&
+               (std::isinf(known->second.until) || known->second.times >= kMostRefusals);
+      });
+  if (!all_for_good) return;
+  no_way_ = "none of the ways that its profiles have can be carried out; the last: " + why;
+  if (!worker_) give_up(no_way_);  // else once it has saved
+}
+
+void LiveJob::give_up(const std::string& why) {
+  no_way_.clear();
+  forget_wanted();
+  enter(LiveState::kGivenUp, why);
+  all_.say(spec_.name, why);
+  all_.decide_soon(spec_.name + " is given up");
 }
 
 double LiveJob::samples_left() const {
@@ -116,9 +148,13 @@ void LiveJob::look() {
                                 : std::string(seen.error().message());
     if (std::exchange(problem_, why) != why) all_.say(spec_.name, why);
     seen_.reset();
+    // The mount itself answers, or nothing is known.
+    is_gone_ = seen.error().code() == Code::kNotFound &&
+               ::access((directory_ + "/../.ptc/version").c_str(), F_OK) == 0;
     return;
   }
   const bool is_new = !seen_;
+  is_gone_ = false;
   problem_.clear();
   seen_ = std::move(seen).value();
   consumed_ = seen_->consumed;
@@ -164,9 +200,12 @@ void LiveJob::find_again(
 
 void LiveJob::take_up_adoption() {
   const std::string path = directory_ + "/" + kAdopt;
-  if (::access(path.c_str(), F_OK) != 0) return;
-  ::unlink(path.c_str());
-  if (state() != LiveState::kByHand && !is_over()) return;
+  struct stat facts = {};
+  if (::lstat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
+  if (state() != LiveState::kByHand && !is_over() && layout_is_ours()) {
+    ::unlink(path.c_str());
+    return;
+  }
   record_.layout = seen_->layout;
   record_.layout_before.reset();
   record_.failures = 0;
@@ -174,6 +213,8 @@ void LiveJob::take_up_adoption() {
   set_curve(Curve(known_));
   enter(worker_ ? LiveState::kRuns : LiveState::kWaits);
   if (!worker_) release();
+  write();
+  ::unlink(path.c_str());
   all_.say(spec_.name, "it is decided for again");
   all_.decide_soon(spec_.name + " was adopted");
 }
@@ -223,6 +264,7 @@ void LiveJob::step() {
     }
     return;
   }
+  if (is_gone_ && worker_) return end_the_removed();
   if (!seen_ && !worker_) return;
   if (seen_ && !is_over() && !layout_is_ours()) {
     leave_alone(fmt::format(
@@ -245,9 +287,43 @@ void LiveJob::step() {
   }
 }
 
+/// Its directory was removed: so its processes are to end, and nothing is written any more.
+void LiveJob::end_the_removed() {
+  if (!record_.was_asked_to_end) {
+    all_.say(spec_.name, "the job was removed: its processes are ended");
+    forget_wanted();
+    record_.was_asked_to_end = true;
+    since_ = all_.now();
+    worker_->ask_to_end();
+  }
+  if (all_.now() - since_ > spec_.run->stops_within_s && all_.now() - killed_at_ > kAgainKilled) {
+    killed_at_ = all_.now();
+    worker_->kill();
+  }
+  if (!worker_->ended()) return;
+  worker_.reset();
+  release();
+  record_ = {};
+  all_.decide_soon(spec_.name + " was removed");
+}
+
+void LiveJob::renumber(
+    const std::function<std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>&
+        places_of,
+    const std::vector<std::string>& held, const std::vector<std::string>& wanted) {
+  holds_ = places_of(held).value_or(std::vector<OnNode>());
+  const auto places = places_of(wanted);
+  if (places) places_ = *places;
+  else forget_wanted();
+}
+
 void LiveJob::step_waits() {
   if (!seen_) return;
-  if (is_consumed()) {
+  if (!no_way_.empty()) {
+    give_up(std::string(no_way_));
+    return;
+  }
+  if (is_consumed() && record_.failures == 0) {
     forget_wanted();
     enter(LiveState::kDone);
     all_.say(spec_.name, fmt::format("all its {} samples are consumed", consumed_));
@@ -331,7 +407,7 @@ void LiveJob::save_the_layout() {
   release();
   forget_wanted();
   enter(LiveState::kWaits);
-  refuse(point, std::string(saved.error().message()));
+  refuse(point, std::string(saved.error().message()), false);
   all_.decide_soon("a layout of " + spec_.name + " was refused");
 }
 
@@ -342,7 +418,7 @@ void LiveJob::settle() {
     release();
     forget_wanted();
     enter(LiveState::kWaits);
-    refuse(point, "its state could not be brought there: " + seen_->last_error);
+    refuse(point, "its state could not be brought there: " + seen_->last_error, false);
     all_.decide_soon("a reshard of " + spec_.name + " failed");
     return;
   }
@@ -419,7 +495,8 @@ void LiveJob::step_runs() {
     ended(*how);
     return;
   }
-  if (spec_.run->progress_within_s && all_.now() - progress_at_ > *spec_.run->progress_within_s &&
+  if (spec_.run->progress_within_s && !is_consumed() &&
+      all_.now() - progress_at_ > *spec_.run->progress_within_s &&
       all_.now() - killed_at_ > kAgainKilled) {
     all_.say(spec_.name, fmt::format("nothing was consumed for {:.0f} s: it is killed",
                                      all_.now() - progress_at_));
@@ -459,20 +536,23 @@ void LiveJob::step_stops() {
   all_.prices().stopped(spec_.name, all_.now() - since_);
   keep_costs();
   release();
-  if (how->status == 0) {
-    look();  // it may have come to its end just then
-    if (is_consumed()) {
-      ended(*how);
-      return;
-    }
+  look();
+  if (how->status == 0 && is_consumed()) {  // it has come to its end just then
+    ended(*how);
+    return;
   }
+  // Killed, it has not saved its last: what it has consumed is not all of it kept.
+  if (how->status == 128 + SIGKILL) record_.failures = std::max<uint64_t>(record_.failures, 1);
   enter(LiveState::kWaits);
   step_waits();
 }
 
 void LiveJob::ended(const Worker::Ended& how) {
   look();
-  const bool is_done = is_consumed() || how.status == 0;
+  // Where all is consumed, and it failed, it was saving yet. Where it says that it is done before
+  // all is consumed, it says so once more when it starts again.
+  const bool again = record_.failures > 0 && consumed_ <= consumed_at_failure_;
+  const bool is_done = how.status == 0 ? is_consumed() || again : !how.status && is_consumed();
   if (is_done) {
     release();
     forget_wanted();

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -59,8 +59,15 @@ class LiveJob {
 
   void set_spec(JobToTrain spec);
   void set_curve(const Curve& curve);
-  /// Its curve without this way, for good.
-  void refuse(const CurvePoint& point, const std::string& why);
+  /// Its curve without this way, for good or for a while, each time for longer. Where none is left
+  /// for good, it is given up.
+  void refuse(const CurvePoint& point, const std::string& why, bool for_good = true);
+  /// Those that were refused for a while are tried again when that is over.
+  void try_refused_again();
+  /// The nodes of the cluster have other numbers: `held` and `wanted` are its devices by name.
+  void renumber(const std::function<
+                    std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>& places_of,
+                const std::vector<std::string>& held, const std::vector<std::string>& wanted);
   /// Nobody decides for it any more; its processes go on.
   void leave_alone(const std::string& why);
   /// The same, until set_spec().
@@ -73,7 +80,10 @@ class LiveJob {
   const Curve& curve() const { return curve_; }
   const std::optional<CurvePoint>& wanted() const { return wanted_; }
   const std::optional<CurvePoint>& has() const { return record_.has; }
-  const std::vector<OnNode>& holds() const { return holds_; }  // GPUs that its processes have
+  const std::vector<OnNode>& holds() const { return holds_; }    // GPUs that its processes have
+  const std::vector<OnNode>& places() const { return places_; }  // that it is to have
+  const std::vector<std::string>& devices() const { return record_.devices; }  // holds(), by name
+  bool has_processes() const { return worker_.has_value(); }
   const std::optional<MountedJob>& seen() const { return seen_; }
   double samples_left() const;
   /// Whether it takes part in decisions.
@@ -91,6 +101,8 @@ class LiveJob {
   void settle();
   void start();
   void ask_to_end();
+  void end_the_removed();
+  void give_up(const std::string& why);
   void note_progress();
   void failed(const std::string& why);
   void ended(const Worker::Ended& how);
@@ -113,7 +125,13 @@ class LiveJob {
   std::optional<MountedJob> seen_;
   std::string problem_;  // why it is not seen, as it was said last
   Curve known_, curve_;  // with, and without what was refused
-  std::set<std::string> refused_;
+  struct Refused {
+    double until = 0;
+    int times = 0;
+    std::string why;
+  };
+  std::map<std::string, Refused> refused_;
+  std::string no_way_;  // why it is to be given up, once nothing of it runs
   std::optional<Worker> worker_;
   std::vector<OnNode> holds_, places_;
   std::optional<CurvePoint> wanted_;
@@ -121,7 +139,7 @@ class LiveJob {
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
   uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
-  bool start_is_measured_ = false, was_removed_ = false;
+  bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
 };
 
 }  // namespace ptc::planner

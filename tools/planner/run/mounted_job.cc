@@ -30,7 +30,7 @@ std::string reason_of(const std::string& path, const char* key, int error) {
     if (const json::value* why = status.value().if_contains(key)) {
       if (why->is_string()) return std::string(why->get_string());
       if (why->is_object()) {
-        const std::string message = json_text(why->get_object(), "message");
+        const std::string message = json_text(why->get_object(), "what");
         if (!message.empty()) return message;
       }
     }
@@ -65,7 +65,7 @@ Result<MountedJob> look_at_job(const std::string& directory) {
                    number_of(status, "revision") == number_of(status, "in_force_revision");
   if (const json::value* error = status.if_contains("last_error"); error != nullptr)
     job.last_error = error->is_string()   ? std::string(error->get_string())
-                     : error->is_object() ? json_text(error->get_object(), "message")
+                     : error->is_object() ? json_text(error->get_object(), "what")
                                           : "";
   constexpr size_t kMostDigits = 64;
   const auto consumed = read_text_file(AT_FDCWD, directory + "/dataset/consumed", kMostDigits);

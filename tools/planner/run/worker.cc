@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -150,6 +151,8 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   if (!command.output.empty()) {
     PTC_TRY(output, open_file(AT_FDCWD, command.output, O_WRONLY | O_CREAT | O_TRUNC, 0600));
   }
+  // What it leaves behind is this process's to reap: nobody knows whether else anybody does.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   SpawnSettings settings;
   ::posix_spawn_file_actions_adddup2(&settings.actions, input.get(), 0);
   ::posix_spawn_file_actions_adddup2(&settings.actions,
@@ -175,33 +178,59 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
 }
 
 std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at) {
-  if (pid <= 0 || started_at.empty() || time_of_start(pid) != started_at) return std::nullopt;
+  if (pid <= 1 || started_at.empty() || ::getsid(pid) != pid) return std::nullopt;
+  if (time_of_start(pid) != started_at) return std::nullopt;
   return Worker(pid, started_at, false);
 }
 
 bool Worker::is_there() const { return is_child_ || time_of_start(pid_) == started_at_; }
 
-void Worker::ask_to_end() const {
-  if (is_there()) ::kill(pid_, SIGTERM);
+/// No process gets the number of a group that has members. Who was found and is gone by now may
+/// have left some: they are of the same boot, for that was looked at when it was found.
+bool Worker::has_group() const {
+  while (::waitpid(-pid_, nullptr, WNOHANG) > 0) {
+  }
+  return ::kill(-pid_, 0) == 0 || errno == EPERM;
 }
 
-void Worker::kill() const {
-  if (is_there()) ::kill(-pid_, SIGKILL);
+void Worker::ask_to_end() {
+  was_asked_ = true;
+  if (!is_over_ && is_there()) ::kill(pid_, SIGTERM);
+}
+
+void Worker::kill() {
+  if (!std::exchange(was_killed_, true)) over_at_ = std::chrono::steady_clock::now();
+  if (is_over_ || is_there()) ::kill(-pid_, SIGKILL);
+}
+
+/// The status of the command itself, once it has ended.
+bool Worker::look_at_leader() {
+  if (!is_child_) return !is_there();
+  siginfo_t info = {};
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG) != 0)
+    return errno == ECHILD;
+  if (info.si_pid == 0) return false;
+  status_ = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+  return true;
 }
 
 std::optional<Worker::Ended> Worker::ended() {
-  if (!is_child_) {
-    if (is_there()) return std::nullopt;
-    return Ended{};
+  constexpr auto kUntilReaped = std::chrono::seconds(3);  // by whoever has them now
+  if (!is_over_) {
+    if (!look_at_leader()) return std::nullopt;
+    is_over_ = true;
+    over_at_ = std::chrono::steady_clock::now();
+    // A shell does not hand SIGTERM on. Whoever it leaves behind may save yet, as long as it is
+    // let.
+    if (has_group()) ::kill(-pid_, was_asked_ ? SIGTERM : SIGKILL);
   }
-  siginfo_t info = {};
-  // Not reaped yet: so long nobody else has its number, nor that of its group.
-  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0)
-    return errno == ECHILD ? std::optional<Ended>(Ended{}) : std::nullopt;
-  if (info.si_pid == 0) return std::nullopt;
-  kill();
-  ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED);
-  return Ended{info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status};
+  if (!has_group()) return Ended{status_};
+  const bool may_save = was_asked_ && !was_killed_;
+  if (!may_save) {
+    ::kill(-pid_, SIGKILL);
+    if (std::chrono::steady_clock::now() - over_at_ > kUntilReaped) return Ended{status_};
+  }
+  return std::nullopt;
 }
 
 }  // namespace ptc::planner

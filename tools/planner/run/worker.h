@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -40,15 +41,16 @@ class Worker {
   /// The boot of the machine, and the ticks since: no other process has the same number and that.
   const std::string& started_at() const { return started_at_; }
 
-  /// Asks it to end (SIGTERM).
-  void ask_to_end() const;
+  /// Asks it to end (SIGTERM): it, and when it ends without them, those of its group.
+  void ask_to_end();
   /// It and all processes of its session that have not left its group.
-  void kill() const;
+  void kill();
 
   struct Ended {
     std::optional<int> status;  // 0 … 255, or 128 + the signal; none: it was found, nobody knows
   };
-  /// none: it is still there. Once it has ended, what is left of its group is killed.
+  /// none: it, or something of its group, is still there. Once it has ended by itself, what is left
+  /// of its group is killed; once it was asked to, that has until kill().
   std::optional<Ended> ended();
 
  private:
@@ -58,10 +60,16 @@ class Worker {
   static Result<Worker> spawn(const WorkerCommand& command, UniqueFd input);
   /// Whether its number is still its own.
   bool is_there() const;
+  bool has_group() const;
+  bool look_at_leader();
 
   pid_t pid_;
   std::string started_at_;
   bool is_child_;
+  bool was_asked_ = false, was_killed_ = false;
+  bool is_over_ = false;  // the command; its group may be there yet
+  std::chrono::steady_clock::time_point over_at_;
+  std::optional<int> status_;
   UniqueFd gate_;  // what it waits for can be written there
 };
 
