@@ -48,18 +48,21 @@ LiveJob::LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string ba
       logs_(std::move(logs)),
       all_(all) {}
 
-void LiveJob::write() {
-  if (is_gone_) return;
-  if (auto written = write_record(directory_, record_); written.has_error())
+bool LiveJob::write() {
+  if (is_gone_) return false;
+  if (auto written = write_record(directory_, record_); written.has_error()) {
     all_.say(spec_.name, "what was done with it could not be written down: " +
                              std::string(written.error().message()));
+    return false;
+  }
+  return true;
 }
 
-void LiveJob::enter(LiveState state, const std::string& remark) {
+bool LiveJob::enter(LiveState state, const std::string& remark) {
   record_.state = state;
   record_.remark = remark;
   since_ = all_.now();
-  write();
+  return write();
 }
 
 void LiveJob::set_spec(JobToTrain spec) {
@@ -465,8 +468,12 @@ void LiveJob::start() {
   spawned_at_ = progress_at_ = all_.now();
   consumed_at_start_ = consumed_;
   start_is_measured_ = false;
-  enter(LiveState::kRuns);
-  worker_->go();  // once that is written down
+  if (!enter(LiveState::kRuns)) {  // nobody would find it again
+    worker_.reset();               // it ends, for nobody says go
+    failed("it cannot be started: what is done with it cannot be written down");
+    return;
+  }
+  worker_->go();
   all_.say(spec_.name, fmt::format("it runs on {} with batch {} (process {})",
                                    fmt::join(record_.devices, " "), point.batch, record_.pid));
 }

@@ -107,8 +107,9 @@ class LiveJob {
   void failed(const std::string& why);
   void ended(const Worker::Ended& how);
   void release();
-  void enter(LiveState state, const std::string& remark = "");
-  void write();
+  /// False: it could not be written down, which was said.
+  bool enter(LiveState state, const std::string& remark = "");
+  bool write();
   void keep_costs();
   bool is_as_wanted() const;
   bool is_consumed() const;
