@@ -32,6 +32,12 @@ std::string while_saving(const Target& target) {
       shell_word(target.job));
 }
 
+std::string goes_on(const Target& target, const std::string& to) {
+  return fmt::format(
+      "\nptc: interrupted: the change of {}{} goes on; ptc wait {} shows when it is in force\n",
+      target.job, to, shell_word(target.job));
+}
+
 int replaced(const std::string& what, const JobStatus& by) {
   fmt::print(stderr,
              "ptc: {}: {} was replaced by {} (revision {}) meanwhile: somebody else saved "
@@ -46,10 +52,7 @@ Result<int> report_saved(const Target& target, const SavedLayout& saved, bool wa
                          LastWords& last_words) {
   PTC_TRY(auto status, read_status(target));
   if (wait) {
-    last_words.say(fmt::format(
-        "\nptc: interrupted: the change of {} to {} goes on; ptc wait {} shows when it is in "
-        "force\n",
-        target.job, saved.wanted, shell_word(target.job)));
+    last_words.say(goes_on(target, " to " + saved.wanted));
     PTC_TRY(status, wait_until_settled(target, 0));
   }
   if (status.wanted != saved.wanted)
@@ -114,6 +117,7 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     PTC_TRY(const auto status, read_status(target));
     if (status.revision != before.revision && tries < kMostTries) continue;
     const auto saved = save_layout(target, text, before.removed);
+    if (saved) last_words.say(goes_on(target, ""));
     const bool undecided = !saved && saved.error().code() == Code::kConflict;
     if (undecided) wait_for_another(target, before);
     PTC_TRY(const auto after, read_saved_layout(target));
@@ -238,6 +242,7 @@ Result<int> run_edit(const Context& context, const std::string& job, bool wait) 
     }
     std::optional<LastWords> last_words(while_saving(target));
     auto saved = save_layout(target, edited, now.removed);
+    if (saved) last_words->say(goes_on(target, ""));
     if (!saved && saved.error().code() == Code::kConflict) wait_for_another(target, now);
     PTC_TRY(const auto after, read_saved_layout(target));
     if (!saved && saved.error().code() == Code::kConflict && after.revision != now.revision) {
