@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view kTp = "tensor_model_parallel_size", kPp = "pipeline_model_parallel_size",
                            kEp = "expert_model_parallel_size", kEtp = "expert_tensor_parallel_size",
-                           kVpp = "virtual_pipeline_model_parallel_size", kLayers = "num_layers";
+                           kVpp = "virtual_pipeline_model_parallel_size", kLayers = "num_layers",
+                           kStageLayout = "pipeline_model_parallel_layout";
 
 /// The place of a file in its tree, wherever that is.
 std::optional<MegatronPlace> place_of(const Found& file) {
@@ -137,14 +138,20 @@ uint32_t layers_in(const Found& file, uint32_t chunk) {
   return layers;
 }
 
+bool names_other_places(const LayoutSpec& spec) {
+  return spec.embedding_chunk() != 0 || spec.head_chunk() + 1 != spec.chunks() ||
+         spec.mtp_chunk() != spec.head_chunk();
+}
+
 /// Layers of each stretch of layers, as `args` say; nullopt: in a way that is not known here.
 std::optional<std::vector<int64_t>> layers_by_arguments(const MegatronFile& megatron, uint32_t pp,
                                                         uint32_t vpp) {
   const auto layers = megatron.argument(kLayers);
   if (!layers || *layers <= 0) return std::nullopt;
-  for (const char* flag :
-       {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-        "standalone_embedding_stage", "pipeline_model_parallel_layout"})
+  constexpr std::string_view kOwnWays[] = {"account_for_embedding_in_pipeline_split",
+                                           "account_for_loss_in_pipeline_split",
+                                           "standalone_embedding_stage", kStageLayout};
+  for (const std::string_view flag : kOwnWays)
     if (megatron.flag(flag)) return std::nullopt;
   const auto first = megatron.argument("decoder_first_pipeline_num_layers"),
              last = megatron.argument("decoder_last_pipeline_num_layers");
@@ -257,7 +264,10 @@ Result<> check_layers(bool may_set, LayoutSpec& spec, const std::vector<const Fo
   if (!may_set) return ok();
   LayoutSpec even = spec;
   even.forget_stages();
+  // Who says nothing else has the embedding first and the head last.
+  const bool elsewhere = !megatron.flag(kStageLayout) && names_other_places(spec);
   for (const LayoutSpec* candidate : {&spec, &even}) {
+    if (candidate == &spec && elsewhere) continue;
     const auto begins = stage_boundaries(*candidate, static_cast<uint32_t>(sum));
     bool same = begins.has_value();
     for (uint32_t s = 0; same && s < spec.chunks(); ++s)

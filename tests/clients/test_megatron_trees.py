@@ -404,6 +404,21 @@ class Taken(Trees):
         done = self.mount.ptc("import", "of_other_sizes", self.temporary("run"))
         self.assertRegex(done.stderr, r"of_other_sizes stays in layout tp1-pp1-dp1, not in that it was written in: 'tp1-pp2-dp1\+")
 
+    def test_an_even_tree_where_the_layout_in_force_names_places(self):
+        job, model = self.new_job(), Model()
+        save_tree(job.incoming("base"), model, 1, 2)
+        job.commit("base")
+        for name, stages in (("uneven", [["embedding", 3, "head"], [1]]), ("even", [["embedding", 2, "head"], [2]])):
+            job.save_layout(pp=2, stages=stages)
+            job.wait()
+            save_tree(job.incoming(name), model, 1, 2)  # Megatron's own places: the head is last
+            job.commit(name)
+            for stage in range(2):
+                with torch.serialization.safe_globals([argparse.Namespace]):
+                    found = torch.load(job.rank_file(name, "tp1-pp2-dp1", stage, "model_optim_rng.pt"), weights_only=True)
+                self.expect_same(found["model"], model.state((0, 1, stage, 2))["model"], f"{name} {stage}")
+            self.mount.ptc("verify", job.name)
+
     def test_a_tied_embedding(self):
         for pp in (1, 2):
             with self.subTest(pp=pp):

@@ -336,6 +336,23 @@ TEST_F(FlatTest, SomeUnderRankAndSomeNotAreRefused) {
               AllOf(HasSubstr("model.pt on node w1"), HasSubstr("may be of several ranks")));
 }
 
+/// A rank that the layout has not, whichever node has its file.
+TEST_F(FlatTest, RanksBeyondTheLayoutAreRefused) {
+  edit(0, R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.wait_settled();
+  for (const unsigned other : {1u, 0u}) {
+    SCOPED_TRACE(other);
+    clear();
+    put(0, "rank/0/model.safetensors", slices(0, 2));
+    put(1, "rank/1/model.safetensors", slices(1, 2));
+    put(other, "rank/2/model.safetensors", slices(1, 2));
+    expect_refused(HasSubstr("rank/2 does not exist in layout tp2-pp1-dp1, which has 2 ranks"));
+    std::filesystem::remove_all(incoming(other) + "/rank/2");
+    put(other, "rank/184467440737095516/model.safetensors", slices(1, 2));
+    expect_refused(HasSubstr("184467440737095516"));
+  }
+}
+
 /// Neither what ptcfs shows of a checkpoint, nor ranks in a folder of their own, on whatever node.
 TEST_F(FlatTest, CopiesOfCheckpointsAreRefused) {
   for (const unsigned other : {1u, 0u}) {
