@@ -6,7 +6,7 @@ namespace ptc {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr uid_t kAnn = 1000, kBob = 1001;
+constexpr uid_t kCarl = 1000, kDora = 1001;
 
 class QueuePatienceTest : public ::testing::Test {
  protected:
@@ -26,10 +26,10 @@ class QueuePatienceTest : public ::testing::Test {
 };
 
 TEST_F(QueuePatienceTest, ThreeInARowTakeLittleMoreThanOne) {
-  EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
-  EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
+  EXPECT_EQ(in_vain(kCarl), QueuePatience::kMost);
+  EXPECT_EQ(in_vain(kCarl), QueuePatience::kLeastAgain);
   now_ += milliseconds(50);
-  EXPECT_EQ(in_vain(kAnn), QueuePatience::kLeastAgain);
+  EXPECT_EQ(in_vain(kCarl), QueuePatience::kLeastAgain);
 }
 
 /// Where the machine is slow, they follow each other slowly.
@@ -37,16 +37,16 @@ TEST_F(QueuePatienceTest, SoDoManyOnASlowMachine) {
   constexpr milliseconds kGap{500};
   milliseconds all{};
   for (int i = 0; i < 64; ++i) {
-    all += in_vain(kAnn);
+    all += in_vain(kCarl);
     now_ += kGap;
   }
   EXPECT_LE(all, QueuePatience::kMost + 64 * kGap);
 }
 
 TEST_F(QueuePatienceTest, WhoHasNotWaitedYetHasLongerThanWhoTriesAllTheTime) {
-  for (int i = 0; i < 100; ++i) (void)in_vain(kAnn);
-  EXPECT_EQ(in_vain(kBob), QueuePatience::kLeast);
-  EXPECT_EQ(in_vain(kBob), QueuePatience::kLeastAgain);
+  for (int i = 0; i < 100; ++i) (void)in_vain(kCarl);
+  EXPECT_EQ(in_vain(kDora), QueuePatience::kLeast);
+  EXPECT_EQ(in_vain(kDora), QueuePatience::kLeastAgain);
 }
 
 TEST_F(QueuePatienceTest, SoDoThoseOfManyUsers) {
@@ -58,7 +58,7 @@ TEST_F(QueuePatienceTest, SoDoThoseOfManyUsers) {
 
 TEST_F(QueuePatienceTest, WhoComesLaterStandsInNoQueue) {
   for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
+    EXPECT_EQ(in_vain(kCarl), QueuePatience::kMost);
     now_ += QueuePatience::kMost;
   }
 }
@@ -73,10 +73,10 @@ TEST_F(QueuePatienceTest, OnlyWhatIsInVainCosts) {
     now_ += waits;
     return Errno{EBUSY};
   };
-  EXPECT_TRUE(patience_.spent(kAnn, succeeds).has_value());
-  EXPECT_EQ(patience_.spent(kAnn, refused_at_once).error().value, EAGAIN);
-  EXPECT_EQ(patience_.spent(kAnn, is_busy).error().value, EBUSY);
-  EXPECT_EQ(in_vain(kAnn), QueuePatience::kMost);
+  EXPECT_TRUE(patience_.spent(kCarl, succeeds).has_value());
+  EXPECT_EQ(patience_.spent(kCarl, refused_at_once).error().value, EAGAIN);
+  EXPECT_EQ(patience_.spent(kCarl, is_busy).error().value, EBUSY);
+  EXPECT_EQ(in_vain(kCarl), QueuePatience::kMost);
 }
 
 }  // namespace

@@ -170,7 +170,7 @@ TEST_F(QuotasTest, AnImageCountsWhileItIsRead) {
 /// That of a file the kernel tells of by and by, and nobody of an image.
 TEST_F(QuotasTest, AWriteWaitsForWhatWasRemovedAMomentAgo) {
   using namespace std::chrono_literals;
-  using Clock = std::chrono::steady_clock;
+  using Steady = std::chrono::steady_clock;
   const Quotas::Account job = quotas_.account("job");
   const auto waits = [&](uid_t user, int64_t bytes) {
     if (!quotas_.reserve_in_a_moment(probe_, user, {bytes, 0})) return false;
@@ -200,16 +200,16 @@ TEST_F(QuotasTest, AWriteWaitsForWhatWasRemovedAMomentAgo) {
   EXPECT_TRUE(quotas_.reserve(probe_, kBob, {90, 1}));
   know(job, false);
   EXPECT_TRUE(quotas_.reserve(job, kAnn, {60, 1}));
-  auto before = Clock::now();
+  auto before = Steady::now();
   for (int i = 0; i < 50; ++i) {
     quotas_.note_nameless(job, this, kAnn);
     EXPECT_FALSE(waits(kBob, 60));
   }
-  EXPECT_LT(Clock::now() - before, 3s);
+  EXPECT_LT(Steady::now() - before, 3s);
   EXPECT_FALSE(waits(kAnn, 60));
-  before = Clock::now();
+  before = Steady::now();
   for (int i = 0; i < 1000; ++i) EXPECT_FALSE(waits(kAnn, 60));
-  EXPECT_LT(Clock::now() - before, 10s);
+  EXPECT_LT(Steady::now() - before, 10s);
 }
 
 /// What a draft of a text takes is in a number that is looked at when its job is counted anew.
