@@ -21,6 +21,8 @@ struct Configuration {
   double seconds = 0;  // of the whole task
   uint64_t batch = 0;
   std::string way;  // "fsdp tp1-pp1-dp8"
+  /// Where it runs already, from the very beginning; empty: it can run anywhere.
+  std::vector<OnNode> pinned = {};
   double area() const { return gpus * seconds; }
 };
 

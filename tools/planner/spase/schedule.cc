@@ -13,7 +13,13 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 }  // namespace
 
 ListScheduler::ListScheduler(const Instance& instance)
-    : instance_(instance), nodes_(instance.nodes.size()), most_(instance.largest_node()) {
+    : instance_(instance),
+      nodes_(instance.nodes.size()),
+      most_(instance.largest_node()),
+      has_pinned_(std::any_of(instance.tasks.begin(), instance.tasks.end(), [](const Task& task) {
+        return std::any_of(task.configurations.begin(), task.configurations.end(),
+                           [](const Configuration& one) { return !one.pinned.empty(); });
+      })) {
   // The smaller ones first: of two that a task could start on, the wide ones are left free.
   by_size_.resize(nodes_);
   std::iota(by_size_.begin(), by_size_.end(), 0);
@@ -29,9 +35,35 @@ ListScheduler::ListScheduler(const Instance& instance)
   free_.resize(nodes_ * most_);
 }
 
-void ListScheduler::begin() {
+void ListScheduler::begin(const Choice& choice) {
   for (uint32_t k = 0; k < most_; ++k)
     for (uint32_t i = 0; i < nodes_; ++i) free(i, k) = k < sizes_[i] ? 0 : kNever;
+  if (has_pinned_) begin_with_pinned(choice);
+}
+
+void ListScheduler::begin_with_pinned(const Choice& choice) {
+  pinned_.assign(nodes_, {});
+  for (uint32_t task = 0; task < instance_.tasks.size(); ++task) {
+    const Configuration& what = instance_.tasks[task].configurations[choice.configuration[task]];
+    for (const OnNode& on : what.pinned)
+      for (const uint32_t gpu : on.gpus)
+        pinned_[place_of_[on.node]].emplace_back(what.seconds, gpu);
+  }
+  for (uint32_t i = 0; i < nodes_; ++i) {
+    std::vector<std::pair<double, uint32_t>>& until = pinned_[i];
+    if (until.empty()) continue;
+    std::sort(until.begin(), until.end());
+    const size_t idle = sizes_[i] - until.size();
+    for (size_t k = 0; k < until.size(); ++k)
+      free(i, static_cast<uint32_t>(idle + k)) = until[k].first;
+    if (numbers_.empty()) continue;
+    const auto is_idle = [&](uint32_t gpu) {
+      return std::none_of(until.begin(), until.end(),
+                          [&](const auto& one) { return one.second == gpu; });
+    };
+    std::stable_partition(numbers_[i].begin(), numbers_[i].end(), is_idle);
+    for (size_t k = 0; k < until.size(); ++k) numbers_[i][idle + k] = until[k].second;
+  }
 }
 
 double ListScheduler::place_whole(const Configuration& what, Run* run) {
@@ -51,6 +83,10 @@ double ListScheduler::place_whole(const Configuration& what, Run* run) {
 
 double ListScheduler::place(const Choice& choice, uint32_t task, Run* run) {
   const Configuration& what = instance_.tasks[task].configurations[choice.configuration[task]];
+  if (!what.pinned.empty()) {
+    if (run != nullptr) run->end = what.seconds, run->on = what.pinned;
+    return what.seconds;
+  }
   if (what.nodes > 1) return place_whole(what, run);
   const uint32_t gpus = what.gpus;
   uint32_t node = 0;
@@ -79,7 +115,8 @@ double ListScheduler::place(const Choice& choice, uint32_t task, Run* run) {
 }
 
 double ListScheduler::makespan(const Choice& choice, uint32_t* last) {
-  begin();
+  numbers_.clear();
+  begin(choice);
   double all = 0;
   for (const uint32_t task : choice.order) {
     const double end = place(choice, task, nullptr);
@@ -101,12 +138,12 @@ double ListScheduler::smooth_end(double makespan, int doublings) const {
 }
 
 Schedule ListScheduler::schedule(const Choice& choice) {
-  begin();
   numbers_.clear();
   for (const uint32_t size : sizes_) {
     numbers_.emplace_back(size);
     std::iota(numbers_.back().begin(), numbers_.back().end(), 0);
   }
+  begin(choice);
   Schedule schedule;
   for (const uint32_t task : choice.order) {
     Run run{task, choice.configuration[task], 0, 0, {}};
@@ -119,6 +156,18 @@ Schedule ListScheduler::schedule(const Choice& choice) {
   std::stable_sort(schedule.runs.begin(), schedule.runs.end(),
                    [](const Run& a, const Run& b) { return a.start < b.start; });
   return schedule;
+}
+
+Choice choice_of(const Schedule& schedule, size_t tasks) {
+  Choice choice;
+  choice.configuration.resize(tasks);
+  choice.node.assign(tasks, Choice::kAnyNode);
+  for (const Run& run : schedule.runs) {
+    choice.order.push_back(run.task);
+    choice.configuration[run.task] = run.configuration;
+    if (run.on.size() == 1) choice.node[run.task] = run.on.front().node;
+  }
+  return choice;
 }
 
 double lower_bound_of(const Instance& instance) {
@@ -137,9 +186,12 @@ double lower_bound_of(const Instance& instance) {
   };
   double low = 0, high = 0;
   for (const Task& task : instance.tasks) {
-    low = std::max(low, task.configurations.back().seconds);
-    double most = 0;
-    for (const Configuration& one : task.configurations) most = std::max(most, one.seconds);
+    double least = kNever, most = 0;
+    for (const Configuration& one : task.configurations) {
+      least = std::min(least, one.seconds);
+      most = std::max(most, one.seconds);
+    }
+    low = std::max(low, least);
     high += most;
   }
   // `high`: one after the other, each as long as it can take.

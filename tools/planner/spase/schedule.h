@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tools/planner/spase/instance.h"
@@ -28,10 +29,13 @@ struct Choice {
   std::vector<uint32_t> node;           // by task: or kAnyNode; of one that takes a single node
 };
 
+/// What a schedule comes of, or one that is no longer.
+Choice choice_of(const Schedule& schedule, size_t tasks);
+
 /// Each task in turn starts as early as it can behind those before it, on the node that lets it
-/// start first. Every schedule in which nothing could start earlier comes of some choice.
-/// Reused for many choices of one instance. Cost: O(tasks × (nodes + GPUs of a node)), a few ns
-/// each. Threads: one.
+/// start first. Every schedule in which nothing could start earlier comes of some choice. Before
+/// all others are those whose configuration is pinned. Reused for many choices of one instance.
+/// Cost: O(tasks × (nodes + GPUs of a node)), a few ns each. Threads: one.
 class ListScheduler {
  public:
   explicit ListScheduler(const Instance& instance);
@@ -46,7 +50,8 @@ class ListScheduler {
   /// Until when the k-th GPU of a node is taken, those that are free first first. Of one k they lie
   /// side by side, so that all nodes are looked at in one pass.
   double& free(uint32_t node, uint32_t k) { return free_[k * nodes_ + node]; }
-  void begin();
+  void begin(const Choice& choice);
+  void begin_with_pinned(const Choice& choice);
   double place(const Choice& choice, uint32_t task, Run* run);
   double place_whole(const Configuration& what, Run* run);
 
@@ -58,6 +63,8 @@ class ListScheduler {
   std::vector<uint32_t> whole_;                 // places of those of the largest size
   std::vector<double> free_;                    // infinity where there is none
   std::vector<std::vector<uint32_t>> numbers_;  // of the same GPUs, in schedule()
+  const bool has_pinned_;
+  std::vector<std::vector<std::pair<double, uint32_t>>> pinned_;  // by place: until when, which GPU
 };
 
 /// No schedule is shorter in which a task keeps its configuration: the least time in which each

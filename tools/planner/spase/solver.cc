@@ -46,7 +46,7 @@ class Search {
     const Schedule* shortest = nullptr;
     for (const Schedule* one : known_)
       if (shortest == nullptr || one->makespan < shortest->makespan) shortest = one;
-    if (shortest != nullptr) start_with(choice_of(*shortest));
+    if (shortest != nullptr) start_with(choice_of(*shortest, instance_.tasks.size()));
     for (int i = 0; i < kTimes && !is_over(); ++i)
       for (Choice& choice : within(bound_ * std::pow(1.06, i - 4), simple.front()))
         start_with(std::move(choice));
@@ -122,18 +122,6 @@ class Search {
                      [&](uint32_t a, uint32_t b) { return what(a).gpus > what(b).gpus; });
     both.push_back(std::move(choice));
     return both;
-  }
-
-  Choice choice_of(const Schedule& schedule) const {
-    Choice choice;
-    choice.configuration.resize(instance_.tasks.size());
-    choice.node.assign(instance_.tasks.size(), Choice::kAnyNode);
-    for (const Run& run : schedule.runs) {
-      choice.order.push_back(run.task);
-      choice.configuration[run.task] = run.configuration;
-      if (run.on.size() == 1) choice.node[run.task] = run.on.front().node;
-    }
-    return choice;
   }
 
   double cost(double makespan) const {
