@@ -1,4 +1,4 @@
-"""What `ptc autoscale` starts in tests: consumes a job's samples, and saves when it is asked to end. No training.
+"""What `ptc autoscale` and `ptc spase run` start in tests: consumes a job's samples, and saves when it is asked to end. No training.
 
     small_trainer.py LOG STEP_SECONDS [FAULT]
 

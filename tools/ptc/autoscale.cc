@@ -1,5 +1,4 @@
 // ptc autoscale: who of many jobs gets how many GPUs now, and with which batch; and carries it out.
-#include <fmt/chrono.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -8,30 +7,27 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstdio>
-#include <ctime>
 
 #include "store/base/json.h"
 #include "tools/cli/numbers.h"
 #include "tools/planner/elastic/autoscaler.h"
 #include "tools/planner/profile/input.h"
-#include "tools/planner/run/live.h"
 #include "tools/planner/run/mounted_job.h"
 #include "tools/planner/run/record.h"
 #include "tools/planner/sim/policy.h"
 #include "tools/planner/spase/gantt.h"
+#include "tools/ptc/carry_out.h"
 #include "tools/ptc/command.h"
-#include "tools/ptc/interruptions.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
 
 namespace ptc::cli {
 namespace {
 
-struct AutoscaleOptions {
-  std::string file, device, policy = "elastic";
-  std::optional<std::string> price, start_price;
-  std::string horizon = "3600", every = "60", logs = "autoscale-logs", adopt;
-  bool dry_run = false, until_done = false, as_json = false;
+struct AutoscaleOptions : CarryOutOptions {
+  AutoscaleOptions() { every = "60", logs = "autoscale-logs"; }
+  std::string policy = "elastic", horizon = "3600";
+  bool dry_run = false, as_json = false;
 };
 
 constexpr double kUsualPrice = 30;  // where neither a number nor a mount tells
@@ -188,43 +184,12 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
   return kDone;
 }
 
-Result<int> carry_out(const Context& context, const AutoscaleOptions& options) {
-  planner::LiveSettings settings;
-  PTC_TRY(settings.policy, planner::parse_policy(options.policy));
-  PTC_TRY(settings.mount, find_mount(context.mount_option));
-  if (!planner::has_a_place(options.file))
-    return invalid_argument("{}: a file is wanted that can be read again when it changes",
-                            planner::input_name(options.file));
-  settings.file = options.file;
-  settings.logs = options.logs;
-  settings.device = options.device;
-  settings.rules = rules_of(options, settings.policy);
-  settings.fixed_prices = options.price.has_value();
-  settings.every_s = std::stod(options.every);
-  settings.until_done = options.until_done;
-  const Interruptions interruptions(Interruptions::kFirst);
-  planner::LiveUses uses;
-  uses.say = [](const std::string& line) {
-    fmt::print("{:%H:%M:%S} {}\n", fmt::localtime(std::time(nullptr)), printable(line));
-    std::fflush(stdout);
-  };
-  uses.ask = [mount = settings.mount](const json::object& request) { return ask(mount, request); };
-  uses.is_stopped = [] { return interrupted.load(); };
-  PTC_TRY(const auto given_up, planner::run_live(std::move(settings), std::move(uses)));
-  if (given_up.empty()) return kDone;
-  fmt::print(stderr, "ptc: given up: {}\n", fmt::join(given_up, ", "));
-  return kFailed;
-}
-
 Result<int> run_autoscale(const Context& context, const AutoscaleOptions& options) {
-  if (!options.adopt.empty()) {
-    PTC_TRY(auto target, find_job(context.mount_option, options.adopt));
-    PTC_TRY(planner::adopt(target.mount, target.job));
-    fmt::print("{}: the autoscaler decides for it again\n", target.job);
-    return kDone;
-  }
-  if (options.file.empty()) return invalid_argument("FILE is missing: jobs.json");
-  return options.dry_run ? show(context, options) : carry_out(context, options);
+  if (options.dry_run && !options.file.empty() && options.adopt.empty())
+    return show(context, options);
+  PTC_TRY(const auto policy, planner::parse_policy(options.policy));
+  planner::Autoscaler autoscaler(policy, rules_of(options, policy));
+  return carry_out(context, options, autoscaler);
 }
 
 }  // namespace
@@ -248,16 +213,7 @@ void add_autoscale(CLI::App& app, Context& context) {
       "  ptc autoscale jobs.json --until-done\n  ptc autoscale --adopt llama");
   command->add_option("FILE", options->file, "jobs.json; with --dry-run -: standard input");
   CLI::Option* dry_run = command->add_flag("--dry-run", options->dry_run, "only show it");
-  command->add_flag("--until-done", options->until_done, "end when all jobs have ended");
-  command->add_option("--every", options->every, "decide so often at least")
-      ->type_name("S")
-      ->check(number(0.1, kMostSeconds))
-      ->capture_default_str();
-  command->add_option("--logs", options->logs, "a directory for what jobs print")
-      ->type_name("DIR")
-      ->capture_default_str();
-  command->add_option("--adopt", options->adopt, "decide again for a job that is left alone")
-      ->type_name("JOB");
+  add_carry_out_options(*command, *options);
   command->add_option("--policy", options->policy, "as of \"ptc simulate\"")
       ->type_name("NAME")
       ->capture_default_str();

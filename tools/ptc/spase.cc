@@ -1,15 +1,15 @@
 // ptc spase: which layout each of many jobs gets, on which GPUs, and in which order.
+#include "tools/ptc/spase.h"
+
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <boost/json/object.hpp>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 
-#include "tools/cli/numbers.h"
 #include "tools/planner/profile/input.h"
 #include "tools/planner/spase/baselines.h"
 #include "tools/planner/spase/gantt.h"
@@ -22,57 +22,17 @@
 namespace ptc::cli {
 namespace {
 
-struct SpaseOptions {
+struct PlanOptions : SearchOptions {
   std::string file, device;
   std::optional<std::string> svg;
-  std::string time = "2", steps = "0", seed = "1";
   bool as_json = false;
 };
-
-std::string places(const planner::Instance& instance, const planner::Run& run) {
-  std::string text;
-  for (const planner::OnNode& on : run.on) {
-    if (!text.empty()) text += " ";
-    text += instance.nodes[on.node].name + ":";
-    for (size_t i = 0; i < on.gpus.size();) {
-      size_t end = i + 1;
-      while (end < on.gpus.size() && on.gpus[end] == on.gpus[end - 1] + 1) ++end;
-      if (i > 0) text += ",";
-      text += std::to_string(on.gpus[i]);
-      if (end - i > 1) text += fmt::format("-{}", on.gpus[end - 1]);
-      i = end;
-    }
-  }
-  return text;
-}
 
 void print_plan(const planner::Instance& instance, const planner::Solution& solution,
                 const std::vector<planner::Baseline>& others, std::FILE* out) {
   const int fd = ::fileno(out);
   const size_t width = ::isatty(fd) ? terminal_width(fd) : SIZE_MAX / 2;
-  constexpr size_t kLeastOfPlaces = 14;
-  Table table({{"TASK"},
-               {"GPUS", Table::Align::kRight, 3},
-               {"FROM", Table::Align::kRight, 2},
-               {"TO", Table::Align::kRight, 4},
-               {"BATCH", Table::Align::kRight, 5},
-               {"HOW"},
-               {"WHERE", Table::Align::kLeft, 1, kLeastOfPlaces}});
-  for (const planner::Run& run : solution.schedule.runs) {
-    const planner::Task& task = instance.tasks[run.task];
-    const planner::Configuration& what = task.configurations[run.configuration];
-    table.add({task.name, std::to_string(what.gpus), planner::time_text(run.start),
-               planner::time_text(run.end), std::to_string(what.batch), what.way,
-               places(instance, run)});
-  }
-  const std::vector<std::string> gone = table.narrow(width);
-  fmt::print(out, "{}", table.to_string(0, width));
-  if (!gone.empty())
-    fmt::print(
-        out, "{}\n",
-        wrapped(fmt::format("(No room in {} columns for {}; a pipe, a file and --json have all.)",
-                            width, fmt::join(gone, ", ")),
-                0, width));
+  print_schedule(instance, solution.schedule, width, out);
   const double makespan = solution.schedule.makespan;
   // Rounded up, so that it holds.
   const double gap = std::ceil(1000 * (1 - solution.lower_bound / makespan)) / 10;
@@ -94,23 +54,7 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   fmt::print(out, "{}", beside.to_string(0, width));
 }
 
-/// A line on a terminal that says what takes its time; it goes when that is over.
-class Waiting {
- public:
-  explicit Waiting(const std::string& what) {
-    if (is_live_) fmt::print(stderr, "{}", shortened(what, terminal_width(STDERR_FILENO) - 1));
-  }
-  ~Waiting() {
-    if (is_live_) fmt::print(stderr, "\r\033[K");
-  }
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
-
- private:
-  const bool is_live_ = is_live_terminal(STDERR_FILENO);
-};
-
-Result<int> run_plan(const SpaseOptions& options) {
+Result<int> run_plan(const PlanOptions& options) {
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   if (!options.device.empty()) from.file.device = options.device;
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
@@ -124,11 +68,7 @@ Result<int> run_plan(const SpaseOptions& options) {
   const Interruptions noted(Interruptions::kFirst);
   std::vector<planner::Baseline> others;
   std::optional<planner::Instance> instance;
-  planner::SolverOptions how;
-  how.seed = std::stoull(options.seed);
-  how.steps = std::stoull(options.steps);
-  how.time = std::chrono::milliseconds(static_cast<int64_t>(1000 * std::stod(options.time)));
-  how.stop = &interrupted;
+  const planner::SolverOptions how = solver_options(options);
   {
     const Waiting waiting("computing what others would take …");
     Result<planner::Instance> made = planner::make_instance(from);
@@ -167,7 +107,7 @@ Result<int> run_plan(const SpaseOptions& options) {
 }  // namespace
 
 void add_spase(CLI::App& app, Context& context) {
-  auto options = std::make_shared<SpaseOptions>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* command = app.add_subcommand(
       "spase", "Decide layout, GPUs and order of many jobs, so that all are done soon");
   command->footer(
@@ -190,27 +130,17 @@ void add_spase(CLI::App& app, Context& context) {
                    "the kind of the nodes' GPUs, as profiles name it; else as FILE says, or the "
                    "only one that they name")
       ->type_name("NAME");
-  CLI::Option* time = plan->add_option("--time", options->time, "seconds to look for a shorter one")
-                          ->type_name("S")
-                          ->check(number(0.001, 1e6))
-                          ->capture_default_str();
-  plan->add_option("--steps", options->steps,
-                   "schedules to try instead (at least some 50): the same answer each time")
-      ->type_name("N")
-      ->check(whole_number(0, uint64_t{1} << 50))
-      ->excludes(time);
-  plan->add_option("--seed", options->seed, "of what is drawn")
-      ->type_name("N")
-      ->check(whole_number(0, UINT64_MAX))
-      ->capture_default_str();
+  add_search_options(*plan, *options);
   plan->add_flag("--json", options->as_json, "print the schedule as JSON");
   plan->footer(
       "Exit status: 0 there is one, 1 a job fits nowhere, or a file is wrong, 130\n"
       "interrupted: what was best so far is printed.");
   plan->fallthrough();
-  command->callback([&context, options] {
+  plan->callback([&context, options] {
     context.run = [options]() -> Result<int> { return run_plan(*options); };
   });
+  add_spase_run(*command, context);
+  add_spase_rehearse(*command, context);
 }
 
 }  // namespace ptc::cli

@@ -160,6 +160,8 @@ std::string autoscale_line(const std::string& job_dir) {
     line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
                         record->has->batch, record->has->way);
   if (!record->remark.empty()) line += ": " + record->remark;
+  const std::string waits = text_field(record->decision, "waits");
+  if (record->state == State::kWaits && !waits.empty()) line += " for " + waits;
   const std::string why = text_field(record->decision, "why");
   if (!why.empty() && record->has)
     line += fmt::format(

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <utility>
@@ -47,17 +49,17 @@ std::string gpus_and_batch(const std::optional<CurvePoint>& point) {
   return fmt::format("{}, batch {} ({})", counted(point->gpus, "GPU"), point->batch, point->way);
 }
 
-class LiveAutoscaler : public LiveJobs {
+class LiveCluster : public LiveJobs {
  public:
-  LiveAutoscaler(LiveSettings settings, LiveUses uses)
-      : settings_(std::move(settings)), uses_(std::move(uses)), placement_({}) {}
+  LiveCluster(LiveSettings settings, LiveUses uses, Decider& decider)
+      : settings_(std::move(settings)), uses_(std::move(uses)), decider_(decider), placement_({}) {}
 
   Result<> begin() {
     PTC_TRY(lock());
     PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));
     settings_.logs = std::filesystem::absolute(settings_.logs).string();
-    PTC_TRY(auto from, read_checked());
-    take_up(std::move(from));
+    PTC_TRY(auto checked, read_checked());
+    take_up(std::move(checked));
     version_ = version_of_all();
     for (LiveJob* job : in_order()) {
       job->look();
@@ -67,7 +69,7 @@ class LiveAutoscaler : public LiveJobs {
     }
     PTC_TRY(check_nobody_loses_its_gpus(from_.file.nodes));
     reasons_.clear();
-    decide_soon("the autoscaler begins");
+    decide_soon(fmt::format("the {} begins", decider_.name()));
     return ok();
   }
 
@@ -76,7 +78,9 @@ class LiveAutoscaler : public LiveJobs {
     PTC_TRY(lock_, open_file(AT_FDCWD, settings_.mount + "/.ptc/version", O_RDONLY));
     PTC_TRY(const bool locked, lock_file(lock_.get(), kLockPatience));
     if (locked) return ok();
-    return make_error(Code::kBusy, "another autoscaler is at work in {}", settings_.mount);
+    return make_error(Code::kBusy,
+                      "another autoscaler is at work in {}: \"ptc autoscale\" or \"ptc spase run\"",
+                      settings_.mount);
   }
 
   /// Another daemon may have mounted in the same place.
@@ -96,6 +100,7 @@ class LiveAutoscaler : public LiveJobs {
         read_file_again();
         PTC_TRY(look_at_nodes());
         for (LiveJob* job : in_order()) job->look();
+        for (const std::string& why : decider_.reasons(in_order())) decide_soon(why);
       }
       for (LiveJob* job : in_order()) job->step();
       const bool is_time = now() - decided >= settings_.every_s;
@@ -125,9 +130,9 @@ class LiveAutoscaler : public LiveJobs {
     for (const auto& [name, job] : jobs_)
       running += job->state() == LiveState::kRuns || job->state() == LiveState::kStops;
     if (running > 0)
-      uses_.say(fmt::format("{} on; the next autoscaler finds {} again",
+      uses_.say(fmt::format("{} on; the next {} finds {} again",
                             counted(running, "job") + (running == 1 ? " goes" : " go"),
-                            running == 1 ? "it" : "them"));
+                            decider_.name(), running == 1 ? "it" : "them"));
   }
 
   // LiveJobs
@@ -169,6 +174,7 @@ class LiveAutoscaler : public LiveJobs {
   }
 
   Prices& prices() override { return prices_; }
+  std::string command() const override { return decider_.command(); }
 
   Movement movement(const LiveJob& job, const CurvePoint& point) override {
     const auto known = known_movement(job, point);
@@ -193,27 +199,34 @@ class LiveAutoscaler : public LiveJobs {
     return movement;
   }
 
-  Result<JobsAndProfiles> read_checked() {
-    PTC_TRY(auto from, read_jobs_file(settings_.file));
+  struct Checked {
+    JobsAndProfiles from;
+    std::vector<Curve> curves;  // by job
+  };
+
+  Result<Checked> read_checked() {
+    Checked checked;
+    PTC_TRY(checked.from, read_jobs_file(settings_.file));
+    JobsAndProfiles& from = checked.from;
     if (!settings_.device.empty()) from.file.device = settings_.device;
     PTC_TRY(const auto rows, rows_of_jobs(from));
-    PolicyCurves tried(settings_.policy, rows, from.file.jobs, from.file.nodes);
-    for (uint32_t i = 0; i < from.file.jobs.size(); ++i) {
-      const JobToTrain& job = from.file.jobs[i];
+    for (const JobToTrain& job : from.file.jobs) {
       if (!job.run)
         return invalid_argument("{}: job {}: 'run' is missing: how it is started, [\"./train.sh\"]",
                                 settings_.file, ptc::quoted(job.name));
       if (job.name.find('/') != std::string::npos || job.name.starts_with('.'))
         return invalid_argument("{}: {} cannot be the name of a job in a mount", settings_.file,
                                 ptc::quoted(job.name));
-      if (auto curve = tried.of({job.name, i, 0, job.samples, 0}, i); curve.has_error())
-        return std::move(curve).error().with_context(settings_.file);
     }
-    return from;
+    auto curves = decider_.curves(from, rows);
+    if (curves.has_error()) return std::move(curves).error().with_context(settings_.file);
+    checked.curves = std::move(curves).value();
+    return checked;
   }
 
   /// A file that is right becomes what holds.
-  void take_up(JobsAndProfiles from) {
+  void take_up(Checked checked) {
+    JobsAndProfiles& from = checked.from;
     for (const std::string& remark : from.remarks) uses_.say(remark);
     const bool same_nodes_as_before =
         std::equal(from.file.nodes.begin(), from.file.nodes.end(), from_.file.nodes.begin(),
@@ -228,9 +241,6 @@ class LiveAutoscaler : public LiveJobs {
       devices[name] = {devices_of(placement_.of(job->id())), devices_of(job->holds()),
                        devices_of(job->places())};
     from_ = std::move(from);
-    rows_ = rows_of_jobs(from_).value();
-    curves_ =
-        std::make_unique<PolicyCurves>(settings_.policy, rows_, from_.file.jobs, from_.file.nodes);
     if (!same_nodes_as_before) placement_ = Placement(from_.file.nodes);
     order_.clear();
     std::string base = std::filesystem::absolute(settings_.file).parent_path().string();
@@ -241,7 +251,7 @@ class LiveAutoscaler : public LiveJobs {
         job = std::make_unique<LiveJob>(next_id_++, spec, settings_.mount, base, settings_.logs,
                                         *this);
       else job->set_spec(spec);
-      job->set_curve(*curves_->of({spec.name, i, 0, spec.samples, 0}, i).value());
+      job->set_curve(checked.curves[i]);
       order_.push_back(job.get());
     }
     for (const auto& [name, job] : jobs_)
@@ -292,15 +302,16 @@ class LiveAutoscaler : public LiveJobs {
     if (version.empty() || version == version_) return;  // an editor may be at work
     version_ = version;
     std::vector<LiveJob*> before = order_;
-    auto from = read_checked();
-    if (from.has_value())
-      if (auto held = check_nobody_loses_its_gpus(from.value().file.nodes); held.has_error())
-        from = std::move(held).error();
-    if (from.has_error()) {
-      uses_.say(std::string(from.error().message()) + "; what it said before holds");
+    auto checked = read_checked();
+    if (checked.has_value())
+      if (auto held = check_nobody_loses_its_gpus(checked.value().from.file.nodes);
+          held.has_error())
+        checked = std::move(held).error();
+    if (checked.has_error()) {
+      uses_.say(std::string(checked.error().message()) + "; what it said before holds");
       return;
     }
-    take_up(std::move(from).value());
+    take_up(std::move(checked).value());
     for (LiveJob* job : in_order())
       if (std::find(before.begin(), before.end(), job) == before.end()) {
         job->look();
@@ -388,19 +399,29 @@ class LiveAutoscaler : public LiveJobs {
         placement_.release(job->id());
       }
     }
-    uint32_t gpus = placement_.gpus();
-    for (const auto& [name, job] : jobs_)
-      if (std::find(jobs.begin(), jobs.end(), job.get()) == jobs.end())
-        for (const OnNode& on : placement_.of(job->id()))
-          gpus -= std::min(gpus, static_cast<uint32_t>(on.gpus.size()));
-    std::vector<ElasticJob> view;
-    for (const LiveJob* job : jobs) view.push_back(as_decided(*job));
-    const auto decided = decide(view, gpus, settings_.rules);
-    std::vector<Wish> wishes;
-    for (size_t i = 0; i < jobs.size(); ++i)
-      wishes.push_back({jobs[i]->id(), &jobs[i]->curve(), decided[i], view[i].now});
-    placement_.carry_out(wishes);
-    for (size_t i = 0; i < jobs.size(); ++i) tell(*jobs[i], wishes[i], view[i]);
+    std::vector<DecidedJob> decided;
+    for (LiveJob* job : jobs) decided.push_back(as_decided(*job));
+    const std::string why = fmt::format("{}", fmt::join(reasons_, "; "));
+    ClusterNow cluster{from_.file.nodes, placement_, usable_to(jobs), why};
+    const std::vector<Wanted> wanted = decider_.decide(decided, cluster);
+    for (size_t i = 0; i < jobs.size(); ++i) tell(*jobs[i], wanted[i], decided[i].view, why);
+  }
+
+  /// What others have none of, on nodes that work.
+  UsableGpus usable_to(const std::vector<LiveJob*>& jobs) const {
+    UsableGpus usable;
+    for (uint32_t node = 0; node < from_.file.nodes.size(); ++node) {
+      usable.emplace_back(placement_.works(node) ? from_.file.nodes[node].gpus : 0);
+      std::iota(usable.back().begin(), usable.back().end(), 0);
+    }
+    for (const auto& [name, job] : jobs_) {
+      if (std::find(jobs.begin(), jobs.end(), job.get()) != jobs.end()) continue;
+      for (const OnNode& on : placement_.of(job->id()))
+        std::erase_if(usable[on.node], [&](uint32_t gpu) {
+          return std::find(on.gpus.begin(), on.gpus.end(), gpu) != on.gpus.end();
+        });
+    }
+    return usable;
   }
 
   void refuse_what_cannot_be_planned(LiveJob& job) {
@@ -423,8 +444,9 @@ class LiveAutoscaler : public LiveJobs {
     if (!both || !placement_.take(job.id(), *both)) placement_.take(job.id(), job.holds());
   }
 
-  ElasticJob as_decided(const LiveJob& job) {
-    ElasticJob view;
+  DecidedJob as_decided(const LiveJob& job) {
+    DecidedJob decided{&job, {}};
+    ElasticJob& view = decided.view;
     view.curve = &job.curve();
     view.samples_left = job.samples_left();
     const bool runs = job.state() == LiveState::kRuns || job.state() == LiveState::kStops;
@@ -432,30 +454,33 @@ class LiveAutoscaler : public LiveJobs {
     for (uint32_t i = 0; i < job.curve().points.size(); ++i) {
       if (job.wanted() && placement_.has(job.id()) && job.curve().points[i].is_as(*job.wanted()))
         view.now = i;
-      if (!settings_.fixed_prices)
-        view.price_s.push_back(
-            prices_.of(job.spec().name, movement(job, job.curve().points[i]), runs));
+      view.price_s.push_back(price_of(job, job.curve().points[i], runs, view.runs));
     }
-    if (settings_.policy.ignores_prices) view.price_s.assign(job.curve().points.size(), 0);
-    return view;
+    if (job.is_starting() || (job.wanted() && !job.has_processes()))
+      decided.trains_in_s =
+          settings_.prices ? settings_.prices->start_s : prices_.of_job(job.spec().name).start_s;
+    return decided;
   }
 
-  void tell(LiveJob& job, const Wish& wish, const ElasticJob& view) {
+  double price_of(const LiveJob& job, const CurvePoint& point, bool runs, bool is_change) {
+    if (settings_.prices) return is_change ? settings_.prices->change_s : settings_.prices->start_s;
+    return prices_.of(job.spec().name, movement(job, point), runs);
+  }
+
+  void tell(LiveJob& job, const Wanted& wanted, const ElasticJob& view, const std::string& why) {
     const std::vector<OnNode>& places = placement_.of(job.id());
     std::optional<CurvePoint> point;
-    if (wish.point) point = job.curve().points[*wish.point];
+    if (wanted.point) point = job.curve().points[*wanted.point];
     const auto& before = job.wanted();
-    if (!point) {
-      if (!before) return;
-    } else if (before && before->is_as(*point) && wanted_places_[job.id()] == places) {
+    if (!point && !before) {
+      if (std::exchange(waits_[job.id()], wanted.waits) != wanted.waits)
+        job.want(std::nullopt, {}, {{"why", why}, {"waits", wanted.waits}});
       return;
     }
-    const std::string why = fmt::format("{}", fmt::join(reasons_, "; "));
-    const double price = !wish.point             ? 0
-                         : !view.price_s.empty() ? view.price_s[*wish.point]
-                         : view.runs             ? settings_.rules.change_s
-                                                 : settings_.rules.start_s;
+    waits_.erase(job.id());
+    if (point && before && before->is_as(*point) && wanted_places_[job.id()] == places) return;
     json::object decision{{"why", why}, {"from", short_point(before)}, {"to", short_point(point)}};
+    if (!wanted.waits.empty()) decision["waits"] = wanted.waits;
     std::string text = fmt::format("{} -> {}", gpus_and_batch(before), gpus_and_batch(point));
     if (point && before && before->samples_per_s > 0) {
       const double gain = point->samples_per_s / before->samples_per_s;
@@ -463,6 +488,7 @@ class LiveAutoscaler : public LiveJobs {
       text += fmt::format(", {:.2f} x as fast", gain);
     }
     if (point) {
+      const double price = view.price_s[*wanted.point];
       decision["price_s"] = price;
       text += ", which costs " + time_text(price);
     }
@@ -486,17 +512,17 @@ class LiveAutoscaler : public LiveJobs {
 
   LiveSettings settings_;
   const LiveUses uses_;
+  Decider& decider_;
   UniqueFd lock_;
   std::string version_;  // of the file
   JobsAndProfiles from_;
-  std::vector<const ProfileRow*> rows_;
-  std::unique_ptr<PolicyCurves> curves_;
   Placement placement_;
   Prices prices_;
   std::map<std::string, Movement> movements_;
   std::map<std::string, std::unique_ptr<LiveJob>> jobs_;
   std::vector<LiveJob*> order_;  // as the file has them
   std::map<uint32_t, std::vector<OnNode>> wanted_places_;
+  std::map<uint32_t, std::string> waits_;  // by job, for what, as it was written down
   std::map<std::string, std::string> said_;
   std::map<std::string, double> up_at_;  // by node
   uint32_t next_id_ = 0;
@@ -506,12 +532,12 @@ class LiveAutoscaler : public LiveJobs {
 
 }  // namespace
 
-Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses) {
-  LiveAutoscaler autoscaler(std::move(settings), std::move(uses));
-  PTC_TRY(autoscaler.begin());
-  PTC_TRY(autoscaler.run());
-  autoscaler.say_how_it_ends();
-  return autoscaler.given_up();
+Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses, Decider& decider) {
+  LiveCluster cluster(std::move(settings), std::move(uses), decider);
+  PTC_TRY(cluster.begin());
+  PTC_TRY(cluster.run());
+  cluster.say_how_it_ends();
+  return cluster.given_up();
 }
 
 Result<> adopt(const std::string& mount, const std::string& job) {

@@ -20,6 +20,8 @@ namespace {
 constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
 constexpr int kMostRefusals = 5;
 constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
+constexpr int kLeastSeen = 4, kMostSeen = 64;  // of a pace: how often it was seen to get on
+constexpr double kLeastPace = 1;               // and for how many seconds
 constexpr const char* kAdopt = "autoscale.adopt";
 
 std::string way_key(const CurvePoint& point) {
@@ -271,9 +273,8 @@ void LiveJob::step() {
   if (!seen_ && !worker_) return;
   if (seen_ && !is_over() && !layout_is_ours()) {
     leave_alone(fmt::format(
-        "somebody else has saved its layout.json: it is left alone until \"ptc autoscale --adopt "
-        "{}\"",
-        spec_.name));
+        "somebody else has saved its layout.json: it is left alone until \"{} --adopt {}\"",
+        all_.command(), spec_.name));
     return;
   }
   switch (state()) {
@@ -468,6 +469,7 @@ void LiveJob::start() {
   spawned_at_ = progress_at_ = all_.now();
   consumed_at_start_ = consumed_;
   start_is_measured_ = false;
+  pace_.reset();
   if (!enter(LiveState::kRuns)) {  // nobody would find it again
     worker_.reset();               // it ends, for nobody says go
     failed("it cannot be started: what is done with it cannot be written down");
@@ -481,6 +483,7 @@ void LiveJob::start() {
 /// What the start took: until now, but for what was trained meanwhile.
 void LiveJob::note_progress() {
   if (consumed_ == consumed_at_start_ || !record_.has) return;
+  note_pace();
   if (consumed_ > consumed_at_start_) progress_at_ = all_.now();
   if (!start_is_measured_ && consumed_ > consumed_at_start_ && record_.has->samples_per_s > 0) {
     const double trained =
@@ -491,6 +494,19 @@ void LiveJob::note_progress() {
     write();
   }
   consumed_at_start_ = consumed_;
+}
+
+/// From one progress to another: what it takes until the first one is its start.
+void LiveJob::note_pace() {
+  if (!pace_ || consumed_ < pace_->consumed) {
+    pace_ = Pace{all_.now(), consumed_};
+    return;
+  }
+  const double seconds = all_.now() - pace_->since;
+  if (++pace_->seen < kLeastSeen || seconds < kLeastPace || record_.has->samples_per_s <= 0) return;
+  slowness_ =
+      seconds * record_.has->samples_per_s / static_cast<double>(consumed_ - pace_->consumed);
+  if (pace_->seen >= kMostSeen) pace_ = Pace{all_.now(), consumed_};
 }
 
 void LiveJob::keep_costs() { record_.costs = all_.prices().of_job(spec_.name); }

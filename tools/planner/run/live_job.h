@@ -35,6 +35,8 @@ class LiveJobs {
   virtual bool are_free(uint32_t job, const std::vector<OnNode>& places) const = 0;
   virtual std::vector<std::string> devices_of(const std::vector<OnNode>& places) const = 0;
   virtual Prices& prices() = 0;
+  /// "ptc autoscale": what to call with --adopt.
+  virtual std::string command() const = 0;
   /// What a change of it to the point would move; nothing where it has no state yet.
   virtual Movement movement(const class LiveJob& job, const CurvePoint& point) = 0;
 };
@@ -86,6 +88,11 @@ class LiveJob {
   bool has_processes() const { return worker_.has_value(); }
   const std::optional<MountedJob>& seen() const { return seen_; }
   double samples_left() const;
+  /// What a sample has taken lately ÷ what its curve says; 1 until that is known.
+  double slowness() const { return slowness_; }
+  uint64_t failures() const { return record_.failures; }
+  /// Nothing was consumed since its processes were started.
+  bool is_starting() const { return worker_ && !start_is_measured_; }
   /// Whether it takes part in decisions.
   bool is_decided_for() const;
   bool is_over() const { return state() == LiveState::kDone || state() == LiveState::kGivenUp; }
@@ -104,6 +111,7 @@ class LiveJob {
   void end_the_removed();
   void give_up(const std::string& why);
   void note_progress();
+  void note_pace();
   void failed(const std::string& why);
   void ended(const Worker::Ended& how);
   void release();
@@ -140,6 +148,14 @@ class LiveJob {
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
   uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
+  /// Since when it is measured how fast it trains, and how often it was seen to have got on.
+  struct Pace {
+    double since = 0;
+    uint64_t consumed = 0;
+    int seen = 0;
+  };
+  std::optional<Pace> pace_;  // none: nothing was seen since it was started
+  double slowness_ = 1;
   bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
 };
 

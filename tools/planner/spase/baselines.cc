@@ -28,14 +28,6 @@ uint32_t widest_on_a_node(const std::vector<Configuration>& configurations) {
   return widest;
 }
 
-/// Where a task has what is usual, it has nothing else.
-Instance as_usual(const Instance& instance) {
-  Instance usual = instance;
-  for (Task& task : usual.tasks)
-    if (!task.usual.empty()) task.configurations = task.usual;
-  return usual;
-}
-
 /// GPUs 0 to count − 1 of a node.
 OnNode first_of(uint32_t node, uint32_t count) {
   OnNode on{node, std::vector<uint32_t>(count)};
@@ -242,6 +234,13 @@ std::optional<Schedule> optimus(const Instance& instance, bool dynamic,
 }
 
 }  // namespace
+
+Instance as_usual(const Instance& instance) {
+  Instance usual = instance;
+  for (Task& task : usual.tasks)
+    if (!task.usual.empty()) task.configurations = task.usual;
+  return usual;
+}
 
 std::vector<Choice> simple_choices(const Instance& instance) {
   Choice widest = in_turn(instance);

@@ -30,6 +30,9 @@ struct Baseline {
 std::vector<Baseline> baselines(const Instance& instance, uint64_t seed,
                                 const std::atomic<bool>* stop = nullptr);
 
+/// Where a task has what its user would take, it has nothing else.
+Instance as_usual(const Instance& instance);
+
 /// Those of them that are choices for ListScheduler, to begin a search with.
 std::vector<Choice> simple_choices(const Instance& instance);
 

@@ -1,0 +1,95 @@
+"""ptc spase run on a real mount: jobs in the order of a schedule, which is looked at again when they are slow, come and fail."""
+import os
+import random
+import subprocess
+import time
+
+import mount
+from carried_out import BATCH, PATIENCE, SAMPLES, CarriedOut
+
+
+class SpaseRun(CarriedOut):
+    COMMAND, OPTIONS = ("spase", "run"), ("--price", "0.5", "--steps", "2000", "--seed", "7")
+
+    def profiles(self, *seconds_by_gpus):
+        self.write("profiles.csv", "model,batch,tp,pp,dp,iteration_s\n" + "".join(
+            f"m,{BATCH},1,1,{gpus},{seconds}\n" for gpus, seconds in seconds_by_gpus))
+
+    def test_jobs_run_in_the_order_of_the_schedule(self):
+        a, b, c = (self.prepare(name) for name in "abc")
+        self.profiles((1, 0.02))  # one on each GPU, and the last one when one of them has ended
+        self.list_jobs(*((job, ["0.02"], {}) for job in (a, b, c)), gpus=2)
+        self.begin("--until-done", "--svg", self.path("now.svg"))
+        self.wait_for(lambda: len(self.log("start")) == 2)
+        waiting, = (job for job in (a, b, c) if not self.of_job(job))
+        decision = self.record_of(waiting)["decision"]
+        self.assertRegex(decision["waits"], r"^1 GPU in about \d.*, when .* has ended$")
+        top = " ".join(self.mount.ptc("top", "--once").stdout.split())
+        self.assertIn("autoscale: it waits for 1 GPU in about", top)
+        said = mount.read_text(self.mount.path + "/.ptc/metrics")
+        self.assertIn(f'ptcfs_job_autoscale_state{{job="{waiting.name}",state="waits"}} 1', said)
+        self.assertIn('why="the schedule begins"', said)
+        self.assertTrue(mount.read_text(self.path("now.svg")).startswith("<svg"))
+        self.wait_until_all_is_done()
+        self.check_story(a, b, c)
+        self.assertEqual([len(self.of_job(job, "start")) for job in (a, b, c)], [1, 1, 1])  # nobody was changed
+        self.assertIn("a schedule, because the schedule begins: all is done in", self.said())
+        self.assertIn("TASK", self.said())
+
+    def test_who_is_slower_gets_more_and_only_that_one_is_changed(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.profiles((1, 0.025), (2, 0.014))  # both would take 2.5 s on a GPU of their own
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.025"], {}), gpus=2)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.check_story(a, b)
+        self.assertRegex(self.said(), "because .*a takes [0-9.]+ x as long as its profile says")
+        self.assertIn("and 1 job that runs changes", self.said())
+        self.assertEqual(len(self.of_job(a, "start")[-1]["layout"]["devices"]), 2)
+        self.assertEqual(len(self.of_job(b, "start")), 1)
+        self.assertEqual(self.record_of(a)["decision"]["to"]["gpus"], 2)
+
+    def test_a_killed_one_is_followed_by_the_next(self):
+        jobs = [self.prepare(name) for name in "abc"]
+        seed = random.randrange(1 << 32)
+        rng = random.Random(seed)
+        self.list_jobs(*((job, ["0.02"], {}) for job in jobs), gpus=3)
+        self.begin("--until-done")
+        for _ in range(6):
+            time.sleep(rng.uniform(0.05, 1))
+            if self.running.poll() is not None:
+                break
+            self.running.kill()
+            self.running.wait()
+            self.begin("--until-done")
+        with self.subTest(seed=seed):
+            self.wait_until_all_is_done()
+            self.check_story(*jobs)
+
+    def test_failures_hand_edits_and_who_comes(self):
+        a, b, c = (self.prepare(name) for name in "abc")
+        self.profiles((1, 0.05))
+        first = (a, ["0.05"], {}), (b, ["0.02", "crash"], {})
+        self.list_jobs(*first, gpus=3)
+        self.begin("--until-done")
+        self.wait_for(lambda: self.of_job(a, "start") and self.record_of(b).get("failures"))
+        second = subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "autoscale", self.path("jobs.json")],
+                                capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=self.at)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn(f"another autoscaler is at work in {self.mount.path}", second.stderr)
+        a.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"])
+        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
+        self.assertIn("ptc spase run --adopt", self.record_of(a)["remark"])
+        self.list_jobs(*first, (c, ["0.01"], {}), gpus=3)
+        self.wait_for(lambda: self.record_of(c).get("state") == "done")  # on what is left
+        self.assertIn("adopt", self.mount.ptc("spase", "run", "--help").stdout)
+        self.mount.ptc("spase", "run", "--adopt", a.name)
+        self.wait_until_all_is_done(status=1)
+        self.assertEqual(self.record_of(a)["state"], "done")
+        self.assertEqual(self.of_job(a)[-1]["consumed"], SAMPLES)
+        self.assertEqual(self.record_of(b)["state"], "given up")
+        self.assertIn("has failed", self.said())
+
+
+if __name__ == "__main__":
+    mount.main()
