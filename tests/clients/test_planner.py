@@ -1,5 +1,6 @@
 """ptc profile, ptc spase plan and ptc simulate, as a user runs them, on profiles that others have published."""
 import csv
+import datetime
 import fcntl
 import json
 import os
@@ -107,6 +108,46 @@ class Planner(unittest.TestCase):
         self.ptc("simulate", jobs, "--trace", self.path("t.csv"), "--policy", "elastic,asked", "-o", self.path("of-trace"))
         with open(self.path("of-trace/asked/jobs.csv"), encoding="utf-8", newline="") as file:
             self.assertEqual([row["name"] for row in csv.DictReader(file)], ["first", "second"])
+
+    def test_deadlines(self):
+        self.imported()
+        first, second, third = ({"name": name, "model": "gpt2", "samples": 1e8} for name in "abc")
+        alone = json.loads(self.ptc("spase", "plan", self.jobs(first, nodes=[8]), "--steps", "100", "--json"))["makespan_s"]
+
+        def after(seconds):
+            return (datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+        def plan(*jobs):
+            tasks = json.loads(self.ptc("spase", "plan", self.jobs(*jobs, nodes=[8]), "--steps", "5000", "--json"))["tasks"]
+            return {task["name"]: task for task in tasks}
+        self.assertEqual({task.get("late_s") for task in plan(first, second, third).values()}, {None})
+        in_time = plan(first, second, third | {"deadline": after(1.3 * alone)})
+        self.assertLess(in_time["c"]["end_s"], 1.3 * alone)
+        self.assertNotIn("late_s", in_time["c"])
+        both = [first, second | {"deadline": after(alone / 2)}, third]
+        self.assertGreater(plan(*both)["b"]["late_s"], alone / 3)
+        for words in (("spase", "plan", "--steps", "100"), ("autoscale", "--dry-run")):
+            self.assertRegex(self.ptc(*words, self.jobs(*both, nodes=[8])), r"\nb ends .* after its deadline\.")
+        told = json.loads(self.ptc("autoscale", "--dry-run", "--json", self.jobs(*both, nodes=[1])))["jobs"]
+        self.assertEqual([job["name"] for job in told if job["then"]], ["b"])  # it has overtaken
+        past = self.jobs(first, second | {"deadline": "2020-01-01T00:00Z"})
+        for words in (("spase", "plan"), ("spase", "rehearse"), ("autoscale", "--dry-run")):
+            said = self.ptc(*words, past, code=1)
+            self.assertRegex(said, r"jobs.json: line 1, column \d+: the deadline of 'b' is past already: give it a later one")
+
+    def test_what_becomes_of_a_schedule(self):
+        self.imported()
+        jobs = self.jobs(*({"name": f"{model}-{i}", "model": model, "samples": 1e8 * (1 + i)}
+                           for model in ("gpt2", "bert") for i in range(3)), nodes=[8])
+        words = ("spase", "rehearse", jobs, "--steps", "2000", "--seed", "3")
+        told = json.loads(self.ptc(*words, "--json"))
+        self.assertEqual(told, json.loads(self.ptc(*words, "--json")))
+        self.assertGreater(told["+ introspection"]["introspections"], 5)
+        self.assertEqual(told["+ technique"]["changes"], 0)
+        perfect = json.loads(self.ptc(*words, "--json", "--deviation", "0"))
+        self.assertLessEqual(perfect["+ introspection"]["makespan_s"], perfect["+ technique"]["makespan_s"] * (1 + 1e-9))
+        self.assertIn("+ introspection", self.ptc(*words))
+        self.assertIn("--deviation", self.ptc(*words, "--deviation", "-1", code=2))
 
     def test_who_would_get_gpus_now(self):
         self.imported()

@@ -1,4 +1,5 @@
 """ptc spase run on a real mount: jobs in the order of a schedule, which is looked at again when they are slow, come and fail."""
+import json
 import os
 import random
 import subprocess
@@ -35,6 +36,16 @@ class SpaseRun(CarriedOut):
         self.assertEqual([len(self.of_job(job, "start")) for job in (a, b, c)], [1, 1, 1])  # nobody was changed
         self.assertIn("a schedule, because the schedule begins: all is done in", self.said())
         self.assertIn("TASK", self.said())
+        content = json.loads(mount.read_text(self.path("jobs.json")))
+        content["jobs"][0]["deadline"] = "2020-01-01T00:00Z"
+        self.write("jobs.json", json.dumps(content))
+        self.begin("--until-done")  # it was begun before
+        self.wait_until_all_is_done()
+        content["jobs"][0]["name"] = "never-begun"
+        self.write("jobs.json", json.dumps(content))
+        told = self.mount.ptc("spase", "run", self.path("jobs.json"), "--logs", self.path("logs"), check=False)
+        self.assertEqual(told.returncode, 1)
+        self.assertRegex(told.stderr, r"jobs.json: line 1, column \d+: the deadline of 'never-begun' is past already")
 
     def test_who_is_slower_gets_more_and_only_that_one_is_changed(self):
         a, b = self.prepare("a"), self.prepare("b")

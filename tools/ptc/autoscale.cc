@@ -112,6 +112,22 @@ void print_lines(const std::vector<Line>& lines, uint32_t gpus) {
                           : planner::counted(waiting, "job") + (waiting == 1 ? " waits" : " wait"));
 }
 
+/// Jobs that end after their deadlines, even with what they would get.
+void print_late(const std::vector<Line>& lines) {
+  for (const Line& line : lines) {
+    if (!line.job->deadline) continue;
+    if (line.after() == nullptr) {
+      fmt::print("{} has a deadline, and waits.\n", line.job->name);
+      continue;
+    }
+    const double late = (line.changes() ? line.price : 0) +
+                        line.job->samples / line.after()->samples_per_s -
+                        planner::seconds_until(*line.job->deadline);
+    if (late > 0)
+      fmt::print("{} ends {} after its deadline.\n", line.job->name, planner::time_text(late));
+  }
+}
+
 json::value point_json(const planner::CurvePoint* point) {
   if (point == nullptr) return nullptr;
   return json::object{{"gpus", point->gpus},
@@ -177,10 +193,14 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
     if (job.now) line.now = point_of(*line.curve, *job.now);
     line.price = job.now ? told.change_s : told.start_s;
   }
+  std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
+    return planner::is_due_before(*a.job, *b.job);
+  });
   const auto decided = planner::decide(as_told(lines), gpus, rules);
   for (size_t i = 0; i < lines.size(); ++i) lines[i].then = decided[i];
   if (options.as_json) print_json(lines);
   else print_lines(lines, gpus);
+  if (!options.as_json) print_late(lines);
   return kDone;
 }
 

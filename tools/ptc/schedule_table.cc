@@ -85,6 +85,11 @@ void print_schedule(const planner::Instance& instance, const planner::Schedule& 
         wrapped(fmt::format("(No room in {} columns for {}; a pipe, a file and --json have all.)",
                             width, fmt::join(gone, ", ")),
                 0, width));
+  const std::vector<double> late = planner::lateness_of(instance, schedule);
+  for (size_t i = 0; i < late.size(); ++i)
+    if (late[i] > 0)
+      fmt::print(out, "{} ends {} after its deadline.\n",
+                 instance.tasks[schedule.runs[i].task].name, planner::time_text(late[i]));
 }
 
 Waiting::Waiting(const std::string& what) : is_live_(is_live_terminal(STDERR_FILENO)) {

@@ -169,6 +169,39 @@ TEST(Introspection, TakesUpWhoComesAndLeavesOutWhatIsAway) {
   for (const auto& run : found.schedule.runs) EXPECT_EQ(run.on.front().node, 0u);
 }
 
+TEST(Spase, WhoHasADeadlineIsInTimeIfAnybodyCanBe) {
+  Instance instance;
+  instance.nodes = {{"w0", 2}};
+  for (const char* name : {"a", "b", "c", "d"})
+    instance.tasks.push_back({name, {{1, 1, 100, 8, ""}, {2, 1, 60, 8, ""}}, {}});
+  EXPECT_EQ(solve(instance, few_steps()).schedule.makespan, 200);
+  instance.tasks[2].due_s = 60;  // on both GPUs, at once; so all takes longer
+  instance.tasks[3].due_s = 119;
+  const Schedule schedule = solve(instance, few_steps()).schedule;
+  EXPECT_EQ(wrong_with(instance, schedule), "");
+  const std::vector<double> late = lateness_of(instance, schedule);
+  for (size_t i = 0; i < late.size(); ++i) EXPECT_EQ(late[i], schedule.runs[i].task == 3 ? 1 : 0);
+  EXPECT_EQ(schedule.makespan, 220);
+  EXPECT_EQ(cost_of(instance, schedule), 220 + 1000);
+}
+
+TEST(Introspection, ChangesWhoRunsForSomebodysDeadline) {
+  Instance instance;
+  instance.nodes = {{"w0", 2}};
+  for (const char* name : {"runs", "due"})
+    instance.tasks.push_back({name, {{2, 1, 100, 8, ""}}, {}});
+  const Schedule schedule{{{0, 0, 0, 100, {{0, {0, 1}}}}, {1, 0, 100, 200, {{0, {0, 1}}}}}, 200};
+  std::vector<TaskNow> now(2);
+  now[0] = {0.9, 1, TaskNow::Place{0, {{0, {0, 1}}}}, {10}};
+  const auto look = [&] {
+    return introspect(instance, schedule, now, all_gpus(instance), {few_steps()});
+  };
+  EXPECT_TRUE(look().changed.empty());
+  instance.tasks[1].due_s = 110;
+  EXPECT_EQ(look().changed, std::vector<uint32_t>{0});
+  EXPECT_EQ(look().schedule.makespan, 100 + 10 + 90);
+}
+
 TEST(Introspection, OfPartsOfNodesGivesNoOtherGpus) {
   Instance instance;
   instance.nodes = {{"w0", 4}};

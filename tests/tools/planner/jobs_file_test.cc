@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+
 namespace ptc::planner {
 namespace {
 
@@ -29,6 +31,46 @@ TEST(JobsFile, ReadsAllOfIt) {
   EXPECT_EQ(file.value().jobs[2].most_batch, UINT64_MAX);
 }
 
+TEST(JobsFile, TimesHaveAZone) {
+  const auto seconds = [](std::string_view text) -> int64_t {
+    const auto time = parse_time(text);
+    if (!time) return -1;
+    return std::chrono::duration_cast<std::chrono::seconds>(time->time_since_epoch()).count();
+  };
+  EXPECT_EQ(seconds("1970-01-02T00:00Z"), 86400);
+  EXPECT_EQ(seconds("2030-06-01T18:00:05Z"), 1906567205);
+  EXPECT_EQ(seconds("2030-06-01T20:00:05+02:00"), 1906567205);
+  EXPECT_EQ(seconds("2030-06-01T12:30:05-05:30"), 1906567205);
+  for (const char* odd :
+       {"", "2030-06-01", "2030-06-01T18:00", "2030-02-30T18:00Z", "2030-06-01T24:00Z",
+        "2030-06-01T18:60Z", "2030-06-01T18:00:60Z", "2030-06-01 18:00Z", "2030-06-01T18:00ZZ",
+        "2030-06-01T18:00+2:00", "2030-06-01T18:00+15:00", "9999-06-01T18:00Z", "30-06-01T18:00Z"})
+    EXPECT_EQ(seconds(odd), -1) << odd;
+}
+
+TEST(JobsFile, ADeadlineThatIsPastIsTold) {
+  const auto of_deadline = [](std::string_view deadline) {
+    return parse_jobs_file(
+        fmt::format("{{\"cluster\": {{\"nodes\": [8]}}, \"profiles\": \"p.csv\",\n \"jobs\": "
+                    "[{{\"name\": \"a\", \"model\": \"m\", \"samples\": 1, \"deadline\": {}}}]}}",
+                    deadline),
+        "jobs.json");
+  };
+  const auto past = of_deadline("\"2020-01-01T00:00Z\"");
+  EXPECT_EQ(past.value().jobs[0].deadline_is_past,
+            "line 2, column 65: the deadline of 'a' is past already: give it a later one, or leave "
+            "it out");
+  const auto ahead = of_deadline("\"2199-01-01T00:00Z\"");
+  EXPECT_EQ(ahead.value().jobs[0].deadline_is_past, "");
+  EXPECT_TRUE(is_due_before(past.value().jobs[0], ahead.value().jobs[0]));
+  EXPECT_TRUE(is_due_before(ahead.value().jobs[0], JobToTrain{}));
+  EXPECT_FALSE(is_due_before(JobToTrain{}, ahead.value().jobs[0]));
+  EXPECT_EQ(of_deadline("\"soon\"").error().message(),
+            "jobs.json: line 2, column 65: 'deadline' is a time with its zone: "
+            "\"2030-06-01T18:00Z\", \"2030-06-01T18:00+02:00\"");
+  EXPECT_TRUE(of_deadline("7").has_error());
+}
+
 TEST(JobsFile, SaysWhereWhatIsWrong) {
   const auto with = [](std::string_view job) {
     return jobs_complaint(fmt::format(
@@ -50,11 +92,12 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(with(R"({"name": "a"})"), at + "'model' is missing: a model of the profiles");
   EXPECT_EQ(with(R"({"name": "a", "model": "m"})"),
             at + "'samples' is missing: how many are still to be read");
-  EXPECT_EQ(with(R"({"nam": "a"})"),
-            "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
-            "'batch', 'model', 'name', 'now', 'run', 'samples', 'technique', 'trial'");
+  EXPECT_EQ(
+      with(R"({"nam": "a"})"),
+      "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
+      "'batch', 'deadline', 'model', 'name', 'now', 'run', 'samples', 'technique' and 1 more");
   EXPECT_THAT(with(R"({"priority": 1})"),
-              testing::HasSubstr("unknown key 'priority'; there are 'batch', 'model'"));
+              testing::HasSubstr("unknown key 'priority'; there are 'batch', 'deadline', 'model'"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),
               testing::HasSubstr("a number from 1"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1, "batch": [4, 2]})"),

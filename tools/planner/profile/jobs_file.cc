@@ -50,8 +50,9 @@ class JobParser : JsonSettings {
       : JsonSettings(text, object), at_(std::move(at)) {}
 
   Result<JobToTrain> parse() const {
-    PTC_TRY(check_known(text_, at_, object_,
-                        {"name", "model", "samples", "batch", "technique", "now", "run", "trial"}));
+    PTC_TRY(check_known(
+        text_, at_, object_,
+        {"name", "model", "samples", "batch", "technique", "now", "run", "trial", "deadline"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -67,6 +68,7 @@ class JobParser : JsonSettings {
     PTC_TRY(batch(job));
     PTC_TRY(now(job));
     PTC_TRY(run(job));
+    PTC_TRY(deadline(job));
     if (const json::value* trial = object_.if_contains("trial")) {
       if (!trial->is_object())
         return error(below("trial"), "'trial' must be an object, for techniques");
@@ -130,6 +132,21 @@ class JobParser : JsonSettings {
     if (gpus == 0) return missing(text_, at, "gpus", "how many it has");
     now.gpus = static_cast<uint32_t>(gpus);
     PTC_TRY(now.batch, number("batch", kMostBatch));
+    return ok();
+  }
+
+  Result<> deadline(JobToTrain& job) const {
+    PTC_TRY(const std::string said, text("deadline"));
+    if (object_.if_contains("deadline") == nullptr) return ok();
+    job.deadline = parse_time(said);
+    if (!job.deadline)
+      return error(below("deadline"),
+                   "'deadline' is a time with its zone: \"2030-06-01T18:00Z\", "
+                   "\"2030-06-01T18:00+02:00\"");
+    if (seconds_until(*job.deadline) <= 0)
+      job.deadline_is_past = fmt::format(
+          "{}: the deadline of {} is past already: give it a later one, or leave it out",
+          json_place(text_, below("deadline")), ptc::quoted(job.name));
     return ok();
   }
 
@@ -309,11 +326,72 @@ Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from)
   return rows_of_device(from.rows, wanted, from.file.device);
 }
 
-Result<JobsAndProfiles> read_jobs_file(const std::string& path) {
+bool is_due_before(const JobToTrain& a, const JobToTrain& b) {
+  return a.deadline && (!b.deadline || *a.deadline < *b.deadline);
+}
+
+double seconds_until(JobToTrain::Time time) {
+  return std::chrono::duration<double>(time - std::chrono::system_clock::now()).count();
+}
+
+std::optional<JobToTrain::Time> parse_time(std::string_view text) {
+  bool is_right = true;
+  const auto take = [&](size_t digits) {
+    int number = 0;
+    for (size_t i = 0; i < digits; ++i) {
+      is_right = is_right && i < text.size() && text[i] >= '0' && text[i] <= '9';
+      if (is_right) number = 10 * number + (text[i] - '0');
+    }
+    if (is_right) text.remove_prefix(digits);
+    return number;
+  };
+  const auto skip = [&](char c) {
+    is_right = is_right && text.starts_with(c);
+    if (is_right) text.remove_prefix(1);
+  };
+  const int year = take(4);
+  skip('-');
+  const int month = take(2);
+  skip('-');
+  const int day = take(2);
+  skip('T');
+  const int hour = take(2);
+  skip(':');
+  const int minute = take(2);
+  int second = 0;
+  if (text.starts_with(':')) {
+    skip(':');
+    second = take(2);
+  }
+  std::chrono::minutes zone{0};
+  if (const bool east = text.starts_with('+'); east || text.starts_with('-')) {
+    text.remove_prefix(1);
+    const int hours = take(2);
+    skip(':');
+    const int minutes = take(2);
+    is_right = is_right && hours <= 14 && minutes <= 59;
+    zone = std::chrono::minutes((east ? 1 : -1) * (60 * hours + minutes));
+  } else {
+    skip('Z');
+  }
+  const std::chrono::year_month_day date{std::chrono::year(year),
+                                         std::chrono::month(static_cast<unsigned>(month)),
+                                         std::chrono::day(static_cast<unsigned>(day))};
+  constexpr int kFirst = 1970, kLast = 2200;  // what the clock can tell
+  if (!is_right || !text.empty() || year < kFirst || year > kLast || !date.ok() || hour > 23 || minute > 59 || second > 59)
+    return std::nullopt;
+  return std::chrono::sys_days(date) + std::chrono::hours(hour) + std::chrono::minutes(minute) +
+         std::chrono::seconds(second) - zone;
+}
+
+Result<JobsAndProfiles> read_jobs_file(const std::string& path, PastDeadlines past) {
   PTC_TRY(const std::string text, read_input(path, kMostJobsBytes));
   JobsAndProfiles all;
   PTC_TRY(all.file, parse_jobs_file(text, input_name(path)));
   all.read.push_back(path);
+  for (const JobToTrain& job : all.file.jobs)
+    if (past == PastDeadlines::kRefused && !job.deadline_is_past.empty())
+      return invalid_argument("{}: {}", input_name(path), job.deadline_is_past);
   const std::filesystem::path directory =
       has_a_place(path) ? std::filesystem::path(path).parent_path() : std::filesystem::path();
   for (const std::string& profile : all.file.profiles) {

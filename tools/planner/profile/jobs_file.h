@@ -7,6 +7,7 @@
 //       {"name": "a", "model": "gpt2", "samples": 1000000, "batch": 256},
 //       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp",
 //        "now": {"gpus": 4, "batch": 256},                 // what it has, if it runs
+//        "deadline": "2030-06-01T18:00Z",                  // by when it is to be done
 //        "run": ["./train.sh", "b"]} ]}                    // how "ptc autoscale" starts it
 //
 // "trial" is an object for techniques ("ptc profile run"). "run" may say more: {"command":
@@ -14,6 +15,7 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -59,6 +61,9 @@ struct JobToTrain {
   };
   std::optional<Run> run = {};
   json::object trial = {};  // what techniques are told: "ptc profile run"
+  using Time = std::chrono::system_clock::time_point;
+  std::optional<Time> deadline = {};
+  std::string deadline_is_past = {};  // when it was read: where it stands, and what to do
 };
 
 struct JobsFile {
@@ -78,9 +83,18 @@ struct JobsAndProfiles {
   std::vector<std::string> read = {};     // which files
   std::vector<std::string> remarks = {};  // on them, for their user
 };
+enum class PastDeadlines { kRefused, kKept };
 /// "-" is standard input. Profiles lie beside the file, and those of a pipe in the current
-/// directory.
-Result<JobsAndProfiles> read_jobs_file(const std::string& path);
+/// directory. kInvalidArgument: a deadline is past already, and such are refused.
+Result<JobsAndProfiles> read_jobs_file(const std::string& path,
+                                       PastDeadlines past = PastDeadlines::kRefused);
+
+/// Whoever has no deadline comes after all who have one.
+bool is_due_before(const JobToTrain& a, const JobToTrain& b);
+/// Seconds until then; negative: it is past.
+double seconds_until(JobToTrain::Time time);
+/// "2030-06-01T18:00:00Z", "2030-06-01T20:00+02:00"; none: it is no such time.
+std::optional<JobToTrain::Time> parse_time(std::string_view text);
 
 /// Those rows that are of the jobs' models, on the cluster's kind of GPU. kInvalidArgument: no
 /// profile has a job's model, or as rows_of_device().

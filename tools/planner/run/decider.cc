@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -24,6 +25,7 @@ uint32_t largest_of(const std::vector<NodeOfCluster>& nodes) {
 /// What is left of a job, with the points of its curve as configurations.
 Task task_of(const LiveJob& job, uint32_t largest) {
   Task task{job.spec().name, {}, {}};
+  if (job.spec().deadline) task.due_s = seconds_until(*job.spec().deadline);
   for (const CurvePoint& point : job.curve().points)
     task.configurations.push_back({point.gpus, std::max(1u, point.gpus / largest),
                                    job.samples_left() / point.samples_per_s, point.batch,
@@ -78,18 +80,23 @@ std::vector<Wanted> Autoscaler::decide(std::span<const DecidedJob> jobs, Cluster
   uint32_t gpus = 0;
   for (const std::vector<uint32_t>& of_node : cluster.usable)
     gpus += static_cast<uint32_t>(of_node.size());
+  std::vector<size_t> order(jobs.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return is_due_before(jobs[a].job->spec(), jobs[b].job->spec());
+  });
   std::vector<ElasticJob> view;
-  for (const DecidedJob& one : jobs) {
-    view.push_back(one.view);
+  for (const size_t i : order) {
+    view.push_back(jobs[i].view);
     if (policy_.ignores_prices) view.back().price_s.assign(view.back().price_s.size(), 0);
   }
   const auto decided = planner::decide(view, gpus, rules_);
   std::vector<Wish> wishes;
-  for (size_t i = 0; i < jobs.size(); ++i)
-    wishes.push_back({jobs[i].job->id(), view[i].curve, decided[i], view[i].now});
+  for (size_t i = 0; i < order.size(); ++i)
+    wishes.push_back({jobs[order[i]].job->id(), view[i].curve, decided[i], view[i].now});
   cluster.placement.carry_out(wishes);
-  std::vector<Wanted> wanted;
-  for (const Wish& wish : wishes) wanted.push_back({wish.point});
+  std::vector<Wanted> wanted(jobs.size());
+  for (size_t i = 0; i < order.size(); ++i) wanted[order[i]].point = wishes[i].point;
   return wanted;
 }
 

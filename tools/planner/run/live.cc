@@ -206,7 +206,7 @@ class LiveCluster : public LiveJobs {
 
   Result<Checked> read_checked() {
     Checked checked;
-    PTC_TRY(checked.from, read_jobs_file(settings_.file));
+    PTC_TRY(checked.from, read_jobs_file(settings_.file, PastDeadlines::kKept));
     JobsAndProfiles& from = checked.from;
     if (!settings_.device.empty()) from.file.device = settings_.device;
     PTC_TRY(const auto rows, rows_of_jobs(from));
@@ -214,6 +214,9 @@ class LiveCluster : public LiveJobs {
       if (!job.run)
         return invalid_argument("{}: job {}: 'run' is missing: how it is started, [\"./train.sh\"]",
                                 settings_.file, ptc::quoted(job.name));
+      // One that was begun in time goes on.
+      if (!job.deadline_is_past.empty() && !read_record(settings_.mount + "/" + job.name))
+        return invalid_argument("{}: {}", settings_.file, job.deadline_is_past);
       if (job.name.find('/') != std::string::npos || job.name.starts_with('.'))
         return invalid_argument("{}: {} cannot be the name of a job in a mount", settings_.file,
                                 ptc::quoted(job.name));
@@ -467,6 +470,12 @@ class LiveCluster : public LiveJobs {
     return prices_.of(job.spec().name, movement(job, point), runs);
   }
 
+  static double lateness(const LiveJob& job, const CurvePoint& point, double price) {
+    if (!job.spec().deadline) return 0;
+    return price + job.samples_left() / point.samples_per_s * job.slowness() -
+           seconds_until(*job.spec().deadline);
+  }
+
   void tell(LiveJob& job, const Wanted& wanted, const ElasticJob& view, const std::string& why) {
     const std::vector<OnNode>& places = placement_.of(job.id());
     std::optional<CurvePoint> point;
@@ -491,6 +500,11 @@ class LiveCluster : public LiveJobs {
       const double price = view.price_s[*wanted.point];
       decision["price_s"] = price;
       text += ", which costs " + time_text(price);
+      const double late = lateness(job, *point, price);
+      if (late > 0) {
+        decision["late_s"] = late;
+        text += fmt::format(", and ends {} after its deadline", time_text(late));
+      }
     }
     say(job.spec().name, fmt::format("{}, because {}", text, why));
     wanted_places_[job.id()] = places;

@@ -323,6 +323,10 @@ void LiveJob::renumber(
 
 void LiveJob::step_waits() {
   if (!seen_) return;
+  if (curve_.empty() && no_way_.empty()) {  // all was refused, some of it for a while
+    try_refused_again();
+    if (!curve_.empty()) all_.decide_soon(spec_.name + " can try again what was refused");
+  }
   if (!no_way_.empty()) {
     give_up(std::string(no_way_));
     return;

@@ -188,19 +188,23 @@ std::string gantt_svg(const Instance& instance, const Schedule& schedule,
 }
 
 json::object schedule_json(const Instance& instance, const Schedule& schedule, double lower_bound) {
+  const std::vector<double> lateness = lateness_of(instance, schedule);
   json::array tasks;
   for (const Run& run : schedule.runs) {
     const Configuration& what = instance.tasks[run.task].configurations[run.configuration];
     json::object on;
     for (const OnNode& part : run.on)
       on[instance.nodes[part.node].name] = json::array(part.gpus.begin(), part.gpus.end());
-    tasks.push_back(json::object{{"name", instance.tasks[run.task].name},
-                                 {"start_s", run.start},
-                                 {"end_s", run.end},
-                                 {"gpus", what.gpus},
-                                 {"batch", what.batch},
-                                 {"way", what.way},
-                                 {"devices", std::move(on)}});
+    json::object task{{"name", instance.tasks[run.task].name},
+                      {"start_s", run.start},
+                      {"end_s", run.end},
+                      {"gpus", what.gpus},
+                      {"batch", what.batch},
+                      {"way", what.way},
+                      {"devices", std::move(on)}};
+    const double late = lateness[static_cast<size_t>(&run - schedule.runs.data())];
+    if (late > 0) task["late_s"] = late;
+    tasks.push_back(std::move(task));
   }
   return {{"makespan_s", schedule.makespan},
           {"lower_bound_s", lower_bound},

@@ -15,7 +15,8 @@ namespace ptc::planner {
 std::string gantt_svg(const Instance& instance, const Schedule& schedule,
                       std::optional<double> lower_bound);
 
-/// The same as JSON: {"makespan_s", "lower_bound_s", "tasks": [{"name", "start_s", …}]}.
+/// The same as JSON: {"makespan_s", "lower_bound_s", "tasks": [{"name", "start_s", …}]}; "late_s"
+/// of a task that ends after its deadline.
 json::object schedule_json(const Instance& instance, const Schedule& schedule, double lower_bound);
 
 /// "1 h 20 min", "45 s".

@@ -164,6 +164,7 @@ Result<Instance> make_instance(const JobsAndProfiles& from) {
   for (const JobToTrain& job : from.file.jobs) {
     Task task;
     task.name = job.name;
+    if (job.deadline) task.due_s = seconds_until(*job.deadline);
     const auto configurations = [&](const std::string& technique) {
       std::vector<Configuration> found;
       for (const FrontierPoint& point : rows.points(job, technique))

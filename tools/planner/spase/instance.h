@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Task {
   std::string name;
   std::vector<Configuration> configurations;  // more GPUs, less time; at least one
   std::vector<Configuration> usual;           // the same by what its user would take; may be none
+  std::optional<double> due_s = {};           // seconds from the start of all, by its deadline
 };
 
 struct Instance {

@@ -108,7 +108,7 @@ class Rest {
 
   void add(uint32_t number, bool may_be_changed) {
     const TaskNow& now = now_[number];
-    Task task{of_.tasks[number].name, {}, {}};
+    Task task{of_.tasks[number].name, {}, {}, of_.tasks[number].due_s};
     std::vector<uint32_t> meant;
     const auto offer = [&](uint32_t configuration, double seconds, std::vector<OnNode> pinned) {
       if (!std::isfinite(seconds)) return;
@@ -161,7 +161,7 @@ Changed what_pays(const Rest& rest, const Schedule& found) {
   const auto tasks = static_cast<uint32_t>(rest.instance().tasks.size());
   ListScheduler scheduler(rest.instance());
   Choice choice = choice_of(found, tasks);
-  double makespan = scheduler.makespan(choice);
+  double cost = scheduler.cost(choice);
   bool is_as_found = true;
   for (bool again = true; again;) {
     again = false;
@@ -169,10 +169,10 @@ Changed what_pays(const Rest& rest, const Schedule& found) {
       if (!rest.is_changed(task, choice) || !rest.has_pinned(task)) continue;
       Choice kept = choice;
       kept.configuration[task] = 0;
-      const double without = scheduler.makespan(kept);
-      if (without > makespan + rest.cost(task, choice)) continue;
+      const double without = scheduler.cost(kept);
+      if (without > cost + rest.cost(task, choice)) continue;
       choice = std::move(kept);
-      makespan = without;
+      cost = without;
       again = true;
       is_as_found = false;
     }
@@ -257,14 +257,16 @@ Introspection introspect(const Instance& instance, const Schedule& schedule,
   };
   // Nobody who runs is changed: that costs nothing.
   Schedule next = kept.outside(search(kept).schedule);
-  if (next.makespan < kShorter * found.schedule.makespan) take(std::move(next));
+  const auto cost = [&](const Schedule& one) { return cost_of(instance, one); };
+  if (cost(next) < kShorter * cost(found.schedule)) take(std::move(next));
   const bool somebody_runs = std::any_of(
       now.begin(), now.end(), [](const TaskNow& task) { return task.left > 0 && task.runs; });
   if (!somebody_runs) return found;
   Changed changed = what_pays(all, search(all).schedule);
   const double needed = changed.tasks.empty() ? 0 : rules.threshold_s.value_or(changed.cost);
-  if (!(changed.schedule.makespan + needed < kShorter * found.schedule.makespan)) return found;
-  take(all.outside(changed.schedule));
+  Schedule other = all.outside(changed.schedule);
+  if (!(cost(other) + needed < kShorter * cost(found.schedule))) return found;
+  take(std::move(other));
   found.changed = std::move(changed.tasks);
   return found;
 }

@@ -60,8 +60,8 @@ struct Introspection {
 
 /// The schedule that is to hold from now on. Nobody who runs is changed unless all are done earlier
 /// by more than what the changes cost, and no change is made that wins no more than it costs
-/// itself. Never later than the forecast of `schedule`. With SolverOptions::steps the same is the
-/// same answer. Cost: as solve(), twice.
+/// itself. Never later than the forecast of `schedule`, but to be in time (Task::due_s, from now).
+/// With SolverOptions::steps the same is the same answer. Cost: as solve(), twice.
 Introspection introspect(const Instance& instance, const Schedule& schedule,
                          std::span<const TaskNow> now, const UsableGpus& usable,
                          const IntrospectionRules& rules);

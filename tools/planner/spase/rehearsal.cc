@@ -57,6 +57,8 @@ class Stage {
     for (uint32_t i = 0; i < tasks_.size(); ++i)
       if (tasks_[i].runs) seconds = std::min(seconds, until_end(i));
     now_ += seconds;
+    for (Task& task : instance_.tasks)
+      if (task.due_s) *task.due_s -= seconds;
     bool ended = false;
     for (uint32_t i = 0; i < tasks_.size(); ++i) {
       TaskNow& task = tasks_[i];
@@ -103,7 +105,7 @@ class Stage {
     schedule_ = found.schedule;
   }
 
-  const Instance& instance_;
+  Instance instance_;  // its deadlines come nearer
   Schedule schedule_;
   const std::vector<double>& slowness_;
   const RehearsalRules& rules_;

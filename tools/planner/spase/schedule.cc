@@ -10,16 +10,22 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+constexpr double kOfLateness = 1000;  // to be late weighs so much more than to take longer
+
 }  // namespace
 
 ListScheduler::ListScheduler(const Instance& instance)
     : instance_(instance),
       nodes_(instance.nodes.size()),
       most_(instance.largest_node()),
-      has_pinned_(std::any_of(instance.tasks.begin(), instance.tasks.end(), [](const Task& task) {
-        return std::any_of(task.configurations.begin(), task.configurations.end(),
-                           [](const Configuration& one) { return !one.pinned.empty(); });
-      })) {
+      has_pinned_(std::any_of(instance.tasks.begin(), instance.tasks.end(),
+                              [](const Task& task) {
+                                return std::any_of(
+                                    task.configurations.begin(), task.configurations.end(),
+                                    [](const Configuration& one) { return !one.pinned.empty(); });
+                              })),
+      has_deadlines_(std::any_of(instance.tasks.begin(), instance.tasks.end(),
+                                 [](const Task& task) { return task.due_s.has_value(); })) {
   // The smaller ones first: of two that a task could start on, the wide ones are left free.
   by_size_.resize(nodes_);
   std::iota(by_size_.begin(), by_size_.end(), 0);
@@ -118,13 +124,21 @@ double ListScheduler::makespan(const Choice& choice, uint32_t* last) {
   numbers_.clear();
   begin(choice);
   double all = 0;
+  late_ = 0;
   for (const uint32_t task : choice.order) {
     const double end = place(choice, task, nullptr);
+    if (has_deadlines_ && instance_.tasks[task].due_s)
+      late_ += std::max(0.0, end - *instance_.tasks[task].due_s);
     if (end <= all) continue;
     all = end;
     if (last != nullptr) *last = task;
   }
   return all;
+}
+
+double ListScheduler::cost(const Choice& choice, uint32_t* last) {
+  const double seconds = makespan(choice, last);
+  return seconds + kOfLateness * late_;
 }
 
 double ListScheduler::smooth_end(double makespan, int doublings) const {
@@ -156,6 +170,20 @@ Schedule ListScheduler::schedule(const Choice& choice) {
   std::stable_sort(schedule.runs.begin(), schedule.runs.end(),
                    [](const Run& a, const Run& b) { return a.start < b.start; });
   return schedule;
+}
+
+std::vector<double> lateness_of(const Instance& instance, const Schedule& schedule) {
+  std::vector<double> late;
+  for (const Run& run : schedule.runs) {
+    const std::optional<double>& due = instance.tasks[run.task].due_s;
+    late.push_back(due ? std::max(0.0, run.end - *due) : 0);
+  }
+  return late;
+}
+
+double cost_of(const Instance& instance, const Schedule& schedule) {
+  const std::vector<double> late = lateness_of(instance, schedule);
+  return schedule.makespan + kOfLateness * std::accumulate(late.begin(), late.end(), 0.0);
 }
 
 Choice choice_of(const Schedule& schedule, size_t tasks) {

@@ -20,6 +20,11 @@ struct Schedule {
   double makespan = 0;
 };
 
+/// How much later than it is due each of its tasks ends; 0: it does not. Seconds, by run.
+std::vector<double> lateness_of(const Instance& instance, const Schedule& schedule);
+/// What is made least: first the time in sum by which tasks are late, and then the makespan.
+double cost_of(const Instance& instance, const Schedule& schedule);
+
 /// What a list scheduler turns into a schedule: the tasks in some order, and of each its
 /// configuration, and where it must run.
 struct Choice {
@@ -41,6 +46,8 @@ class ListScheduler {
   explicit ListScheduler(const Instance& instance);
   /// Seconds until the last one ends. `last`: the task that does.
   double makespan(const Choice& choice, uint32_t* last = nullptr);
+  /// As cost_of(); without deadlines it is the makespan.
+  double cost(const Choice& choice, uint32_t* last = nullptr);
   /// Of the last choice, whose makespan that was: until when the GPUs are taken, by a mean (of 32nd
   /// powers) that is near the makespan, and becomes less with each of them. Seconds.
   double smooth_end(double makespan, int doublings) const;
@@ -63,7 +70,8 @@ class ListScheduler {
   std::vector<uint32_t> whole_;                 // places of those of the largest size
   std::vector<double> free_;                    // infinity where there is none
   std::vector<std::vector<uint32_t>> numbers_;  // of the same GPUs, in schedule()
-  const bool has_pinned_;
+  const bool has_pinned_, has_deadlines_;
+  double late_ = 0;                                               // of the last choice, in sum
   std::vector<std::vector<std::pair<double, uint32_t>>> pinned_;  // by place: until when, which GPU
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -37,15 +38,20 @@ class Search {
   Solution run() {
     std::vector<Start> starts;
     const auto start_with = [&](Choice choice) {
-      const double makespan = try_out(choice);
-      starts.push_back({makespan, std::move(choice)});
+      if (Choice by_deadline = choice; put_in_order_of_deadlines(by_deadline)) {
+        const double cost = try_out(by_deadline);
+        starts.push_back({cost, std::move(by_deadline)});
+      }
+      const double cost = try_out(choice);
+      starts.push_back({cost, std::move(choice)});
     };
     // However little time there is, it is no worse than these.
     std::vector<Choice> simple = simple_choices(instance_);
     for (const Choice& choice : simple) start_with(choice);
     const Schedule* shortest = nullptr;
     for (const Schedule* one : known_)
-      if (shortest == nullptr || one->makespan < shortest->makespan) shortest = one;
+      if (shortest == nullptr || cost_of(instance_, *one) < cost_of(instance_, *shortest))
+        shortest = one;
     if (shortest != nullptr) start_with(choice_of(*shortest, instance_.tasks.size()));
     for (int i = 0; i < kTimes && !is_over(); ++i)
       for (Choice& choice : within(bound_ * std::pow(1.06, i - 4), simple.front()))
@@ -68,7 +74,8 @@ class Search {
     Solution solution;
     solution.schedule = scheduler_.schedule(best_.choice);
     // A choice places what takes several nodes anew, and may be longer than what it comes from.
-    if (shortest != nullptr && shortest->makespan < solution.schedule.makespan)
+    if (shortest != nullptr &&
+        cost_of(instance_, *shortest) < cost_of(instance_, solution.schedule))
       solution.schedule = *shortest;
     solution.lower_bound = bound_;
     solution.steps = steps_;
@@ -94,9 +101,23 @@ class Search {
     return options_.steps == 0 && Clock::now() >= end_;
   }
 
+  /// False: nobody has one.
+  bool put_in_order_of_deadlines(Choice& choice) const {
+    const auto due = [&](uint32_t task) {
+      return instance_.tasks[task].due_s.value_or(std::numeric_limits<double>::infinity());
+    };
+    if (std::all_of(choice.order.begin(), choice.order.end(),
+                    [&](uint32_t task) { return std::isinf(due(task)); }))
+      return false;
+    std::stable_sort(choice.order.begin(), choice.order.end(),
+                     [&](uint32_t a, uint32_t b) { return due(a) < due(b); });
+    return true;
+  }
+
+  /// What it costs: the makespan, as long as nobody is late.
   double try_out(const Choice& choice) {
     ++steps_;
-    return scheduler_.makespan(choice, &last_);
+    return scheduler_.cost(choice, &last_);
   }
 
   /// Of each task the cheapest configuration that ends within a time, the longest first; and those
