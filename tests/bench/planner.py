@@ -20,7 +20,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = os.path.join(HERE, "data")
 CLUSTERS = {"8": [8], "4x8": [8] * 4, "2,2,4,8": [2, 2, 4, 8]}
-SEEDS = 5
+SEEDS = 20
 THRESHOLDS = (0, 500, 2000)
 
 
@@ -69,7 +69,7 @@ def with_practice(path, jobs):
 
 def rehearsed(arguments, directory, nodes, path, jobs, *options):
     """step → makespans, by seed; and all that was told."""
-    told = [spase(arguments.ptc, "rehearse", directory, nodes, path, jobs, "--steps", 4000, "--seed", seed, *options)
+    told = [spase(arguments.ptc, "rehearse", directory, nodes, path, jobs, "--steps", 20_000, "--seed", seed, *options)
             for seed in range(arguments.seed, arguments.seed + SEEDS)]
     return {step: [one[step]["makespan_s"] for one in told] for step in told[0]}, told
 

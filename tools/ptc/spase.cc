@@ -117,6 +117,7 @@ void add_spase(CLI::App& app, Context& context) {
       "            {\"name\": \"b\", \"model\": \"bert\", \"samples\": 5e6,\n"
       "             \"batch\": [64, 1024], \"technique\": \"ddp\"}]}\n"
       "Where \"batch\" is left out, the plan chooses it among those of the profiles.\n"
+      "A job may have a \"deadline\": \"2030-06-01T18:00+02:00\".\n"
       "\nExamples:\n  ptc spase plan jobs.json --svg plan.svg\n"
       "  ptc spase plan jobs.json --steps 200000 --seed 7 --json");
   command->require_subcommand(1);

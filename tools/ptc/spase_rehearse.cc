@@ -121,8 +121,8 @@ void add_spase_rehearse(CLI::App& spase, Context& context) {
       spase, context, "rehearse", "Show what becomes of a schedule when profiles are wrong",
       [](const Context&, const RehearseOptions& given) { return run_rehearse(given); });
   command->footer(
-      "In simulated time, without a mount. Each job takes so many times what its profile\n"
-      "says, which is drawn by --seed, and is known once it has trained a while.\n"
+      "In simulated time, without a mount. Each job takes so many times what its\n"
+      "profile says, which is drawn by --seed, and known once it has trained a while.\n"
       "\nExample:\n  ptc spase rehearse jobs.json --deviation 1 --interval 600 --steps 20000");
   command->add_option("FILE", options->file, "jobs.json; -: standard input")->required();
   command
