@@ -13,6 +13,7 @@ import unittest
 import mount
 
 TECHNIQUES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/planner/library/techniques")
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trial_program.py")
 ASKED = f"""#!{sys.executable}
 import json, os, sys, time
 asked = json.load(sys.stdin)
@@ -167,19 +168,33 @@ class ProfileRun(unittest.TestCase):
 
     @unittest.skipIf(importlib.util.find_spec("torch") is None, "there is no torch")
     def test_those_that_come_along(self):
-        self.write("model.py", "import torch\n"
-                               "def model():\n    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))\n"
-                               "def batch(size):\n    return torch.randn(size, 8), torch.randint(4, (size,))\n"
-                               "def loss(model, batch):\n    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])\n")
-        self.jobs({"batch": 8, "trial": {"program": "model.py"}}, gpus=2)
+        self.jobs({"batch": 8, "trial": {"program": PROGRAM}}, gpus=2)
         env = {**os.environ, "PATH": os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]}
-        told = self.run_it("--one-at-a-time", library=TECHNIQUES, env=env)
-        self.assertIn("6 trials now, 0 of them without a time", told)
-        self.assertEqual({(row["technique"], row["dp"], row["accumulation"]) for row in self.rows()},
-                         {(name, dp, "2" if name == "accumulation" else "1") for name in ("accumulation", "ddp", "fsdp") for dp in "12"})
+        told = self.run_it(library=TECHNIQUES, env=env)
+        self.assertIn("12 trials now, 2 of them without a time", told)
+        self.assertEqual({tuple(row[key] for key in ("technique", "tp", "pp", "dp", "accumulation"))
+                          for row in self.rows() if row["iteration_s"] != "oom"},
+                         {*((name, "1", "1", dp, "2" if name == "accumulation" else "1")
+                            for name in ("accumulation", "ddp", "fsdp", "offload") for dp in "12"),
+                          ("tensor", "2", "1", "1", "1"), ("gpipe", "1", "2", "1", "1")})
+        self.assertIn("tensor on 1 GPU, batch 8: none: one GPU has nobody to share the model with", told)
         self.jobs({"batch": 9, "model": "n", "trial": {"program": "none.py"}}, gpus=1)
         told = self.run_it("--technique", "ddp", library=TECHNIQUES, env=env)
         self.assertIn("none: there is no none.py", told)
+
+    @unittest.skipIf(importlib.util.find_spec("torch") is None, "there is no torch")
+    def test_what_cannot_be_cut(self):
+        whole = "import torch\nHEADS = 3\ndef model():\n    return torch.nn.Sequential(torch.nn.Linear(8, 4))\n"
+        for name, more, technique, why in (
+                ("heads", "", "tensor", "3 heads cannot be shared by 2 ranks"),
+                ("names", "HEADS = 2\n", "tensor", "no torch.nn.Linear of the model is called *q_proj"),
+                ("stages", "", "gpipe", "the model's layers, 1, are fewer than 2 stages"),
+                ("batch", "", "ddp", "2 ranks cannot share a batch of 9 evenly")):
+            self.write(name + ".py", whole + more)
+            asked = {"batch": 9 if name == "batch" else 8, "gpus": 2, "trial": {"program": self.path(name + ".py")}}
+            told = subprocess.run([sys.executable, "-B", os.path.join(TECHNIQUES, technique), "search"], input=json.dumps(asked),
+                                  capture_output=True, text=True, check=True, timeout=120).stdout
+            self.assertTrue(json.loads(told)["none"].startswith(why), told)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class Cluster:
         """Prints what was found; whether it holds."""
         steps = self.steps(name)
         order = proof.new_job(self.path(name + "-order"), self.samples(name), proof.layout_of(), 1, self.trainer)
-        lines = train.Samples.read(order, 0)
+        lines = list(train.Samples.read(order, 0))
         made = [steps[step] for step in sorted(steps)]
         expected = proof.uninterrupted(train.first(), lines, [step["batch"] for step in made])
         differ = [abs(step["loss"] - loss) / abs(loss) for step, loss in zip(made, expected)]

@@ -186,7 +186,7 @@ def tell(name, mount, samples, out, kill=None, mounts=None):
     steps, again = history(read_log(log), phases)
     seconds = time.monotonic() - begun
 
-    lines = train.Samples.read(new_order(mount, name, samples, trainer), 0)
+    lines = list(train.Samples.read(new_order(mount, name, samples, trainer), 0))
     order = [json.loads(line)["id"] for line in lines]
     seen = sum((steps[step]["ids"] for step in sorted(steps)), [])
     losses = [steps[step]["loss"] for step in sorted(steps)]

@@ -6,17 +6,14 @@ SIGTERM: then all ranks save after the same step, and end. Nothing in here knows
 Sums over samples are made in one order, whatever dp and pp are: a tree over the places of a batch, of which each rank
 has a branch. So a run that changes only these is the same run, to the last bit.
 """
-import glob
 import json
-import multiprocessing
 import os
-import signal
-import threading
 
 import torch
 import torch.distributed as dist
 
 import ptc
+import ptc.training
 from llama import CONFIG, Llama, Tensor
 
 PRELOAD = ["train", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.device_mesh"]  # of what ranks are forked from
@@ -32,38 +29,12 @@ def tree_sum(items):
     return [a + b for a, b in zip(left, right)] if isinstance(left, list) else left + right
 
 
-class Samples:
-    """This rank's samples, a step behind the other, from where the job is."""
-
-    def __init__(self, job, dp_rank, dp_size):
-        plan = job.read_json("dataset/plan.json")
-        self.batch, self.end = plan["segments"][-1]["batch"], plan["end"]
-        self.each = self.batch // dp_size
-        self.lines = self.read(job, dp_rank)
-        self.next = (plan["consumed"] - plan["segments"][-1]["from"]) // self.batch * self.each
+class Samples(ptc.training.Samples):
+    """(id, tokens, targets)"""
 
     @staticmethod
-    def read(job, dp_rank):
-        head = os.path.realpath(job.file("dataset/head"))
-        lines = []
-        for path in sorted(glob.glob(f"{head}/rank-{dp_rank:03}/jsonl/e000/*.jsonl")):
-            with open(path, encoding="utf-8") as file:
-                lines += file.read().splitlines()
-        return lines
-
-    @classmethod
-    def of(cls, lines, each):
-        """Of lines in order."""
-        samples = cls.__new__(cls)
-        samples.lines, samples.each, samples.next = lines, each, 0
-        return samples
-
-    def step(self):
-        """[(id, tokens, targets)]; empty at the end."""
-        lines = self.lines[self.next:self.next + self.each]
-        self.next += self.each
-        return [(one["id"], *(torch.tensor(tokens) for tokens in (one["tokens"][:-1], one["tokens"][1:])))
-                for one in map(json.loads, lines)]
+    def sample(one):
+        return one["id"], *(torch.tensor(tokens) for tokens in (one["tokens"][:-1], one["tokens"][1:]))
 
 
 class Ranks:
@@ -197,60 +168,23 @@ def first():
     return Manual({})
 
 
-def end_with_launcher():
-    """Whatever becomes of the process that started this one, its ranks do not go on alone."""
-    launcher = multiprocessing.parent_process()
-    if launcher is None:
-        return
-
-    def watch():
-        launcher.join()
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def run(make, rank, world, job, layout, checkpoint, meet, log):
     """Trains as rank `rank` of `world`, that meet at a file of that name, from a checkpoint of the job on. `make` makes
     a Trainer of the layout.
     """
-    asked = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all; the launcher says what to do
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    end_with_launcher()
-    job = ptc.Job(job)
+    stop = ptc.training.stops_at_sigterm()
+    ptc.training.end_with_launcher()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=world)
     trainer = make(layout)
-    step, consumed = trainer.load(checkpoint)
-    saved = step
-    samples = Samples(job, trainer.dp, trainer.dp_size)
 
-    def save():
-        trainer.save(job, layout, step, consumed)
-        if rank == 0:  # the data set may go on from it
-            with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:
-                file.write(str(consumed))
-
-    while True:
-        batch = samples.step()
-        stop = torch.tensor([bool(asked), not batch], dtype=torch.int)
-        dist.all_reduce(stop)  # all at the same step
-        if stop.any():
-            break
-        size = min(samples.batch, samples.end - consumed)  # the last one may be short
-        loss = trainer.step(batch, size)
-        step, consumed = step + 1, consumed + size
+    def note(step, size, loss, batch):
         if trainer.logs:
             with open(f"{log}.{trainer.dp}", "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": loss.item(), "batch": size, "layout": layout,
                                        "ids": [one[0] for one in batch]}) + "\n")
-        if step % SAVE_EVERY == 0:
-            save()
-            saved = step
-    if step != saved:
-        save()
-    dist.barrier()
+    ptc.training.go_on(trainer, ptc.Job(job), layout, *trainer.load(checkpoint), stop=stop, samples=Samples,
+                       save_every=SAVE_EVERY, on_step=note)
     os._exit(0)  # threads of PyTorch's own can abort a process that is taken apart
 
 

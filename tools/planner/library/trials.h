@@ -8,7 +8,7 @@
 //        {"none": "why it cannot be had"}
 //
 // Its last line counts; whatever it prints before goes nowhere. Where it crashes, hangs, or says
-// what cannot be, there is none, and why.
+// what cannot be, there is none, and why. `NAME execute` trains a job: ../README.md.
 #pragma once
 
 #include <boost/json/object.hpp>
