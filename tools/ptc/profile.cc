@@ -15,6 +15,7 @@
 #include "tools/planner/profile/published.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/output_file.h"
+#include "tools/ptc/profile_fit.h"
 #include "tools/ptc/profile_run.h"
 #include "tools/ptc/text.h"
 
@@ -139,7 +140,8 @@ Result<int> run_show(const ProfileOptions& options) {
         add({std::to_string(point.gpus), fmt::format("{:.4g}", point.samples_per_s),
              fmt::format("{:.0f} %", 100 * point.samples_per_s / point.gpus * points.front().gpus /
                                          points.front().samples_per_s),
-             std::to_string(point.row->batch), point.row->way()});
+             std::to_string(point.row->batch),
+             point.row->way() + (point.row->origin == "modelled" ? " (modelled)" : "")});
       if (points.empty()) add({"-", "-", "-", "-", "out of memory in all trials"});
     }
   }
@@ -170,6 +172,7 @@ void add_profile(CLI::App& app, Context& context) {
       "\nExamples:\n"
       "  ptc profile import elasticflow throughputs_A100/*.csv -o profiles.csv\n"
       "  ptc profile run jobs.json -o profiles.csv\n"
+      "  ptc profile fit profiles.csv --gpus 64 -o modelled.csv\n"
       "  ptc profile show profiles.csv gpt2");
   command->require_subcommand(1);
   CLI::App* import = command->add_subcommand("import", "Read tables that others have published");
@@ -225,14 +228,39 @@ void add_profile(CLI::App& app, Context& context) {
       "Each trial is in the table as soon as it has ended. What is there already is not\n"
       "tried again. Jobs with one model share its trials.\n"
       "\nExit status: 0 all were tried, 130 interrupted: the same again goes on.");
+  auto model = std::make_shared<ProfileFitOptions>();
+  CLI::App* fit = command->add_subcommand("fit", "Model the GPUs and batches that nobody tried");
+  fit->add_option("FILE", model->file, "a profile; -: standard input")->required();
+  fit->add_option("-o,--output", model->output,
+                  "all trials, and what is modelled; -, or left out: to standard output")
+      ->type_name("FILE");
+  fit->add_option("--gpus", model->gpus, "1, 2, 4 ... and N of them; else as many as were tried")
+      ->type_name("N")
+      ->check(whole_number(1, planner::kMostGpus));
+  fit->add_option("--node", model->node, "GPUs of a node; else the most that a trial had on one")
+      ->type_name("N")
+      ->check(whole_number(1, planner::kMostGpus));
+  fit->add_option("--sums", model->sums,
+                  "a table (gpus, bytes, seconds) of what sums take, for models that were tried "
+                  "on one GPU alone")
+      ->type_name("TABLE");
+  fit->add_option("--bytes", model->bytes, "what the replicas of a model sum, for --sums")
+      ->type_name("MODEL=N")
+      ->delimiter(',');
+  fit->footer(
+      "A replica's time is what one takes alone with its samples, on the line between\n"
+      "batches that were tried; what sums over replicas take is fitted to the trials\n"
+      "that have several. Nothing is modelled with more samples a replica than one was\n"
+      "tried with. Trials stay as they are: what was tried is not modelled.");
   CLI::App* show = command->add_subcommand("show", "Print the best throughput by number of GPUs");
   show->add_option("FILE", options->file, "a profile; -: standard input")->required();
   show->add_option("MODEL", options->models, "only these");
   show->add_option("--device", options->device, "only this kind of GPU")->type_name("NAME");
-  for (CLI::App* sub : {import, run, show}) sub->fallthrough();
-  command->callback([&context, options, trials, import, run, batch] {
+  for (CLI::App* sub : {import, run, fit, show}) sub->fallthrough();
+  command->callback([&context, options, trials, model, import, run, fit, batch] {
     options->says_batch = batch->count() > 0;
-    context.run = [options, trials, import, run]() -> Result<int> {
+    context.run = [options, trials, model, import, run, fit]() -> Result<int> {
+      if (fit->parsed()) return run_profile_fit(*model);
       if (run->parsed()) return run_profile_run(*trials);
       return import->parsed() ? run_import(*options) : run_show(*options);
     };

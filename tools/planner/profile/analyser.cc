@@ -2,17 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <tuple>
 
 namespace ptc::planner {
-namespace {
 
-/// Of one way of training: samples a replica, and the seconds that they take.
-using Tried = std::map<double, double>;
-
-/// Between its neighbours; none outside.
-std::optional<double> seconds_of(const Tried& tried, double each) {
+std::optional<double> seconds_between(const Tried& tried, double each) {
   const auto above = tried.lower_bound(each);
   if (above == tried.end()) return std::nullopt;
   if (above->first == each) return above->second;
@@ -21,8 +15,6 @@ std::optional<double> seconds_of(const Tried& tried, double each) {
   const double part = (each - below->first) / (above->first - below->first);
   return below->second + part * (above->second - below->second);
 }
-
-}  // namespace
 
 std::vector<uint64_t> batch_ladder(uint64_t least, uint64_t most) {
   std::vector<uint64_t> batches;
@@ -52,7 +44,7 @@ std::vector<ProfileRow> interpolated(const std::vector<const ProfileRow*>& rows,
       const double each = static_cast<double>(batch) / one->dp;
       const double steps = each > most && accumulate ? std::ceil(each / most) : 1;
       if (steps == 1 && tried.contains(each)) continue;
-      const auto seconds = seconds_of(tried, each / steps);
+      const auto seconds = seconds_between(tried, each / steps);
       if (!seconds || steps > kMostAccumulation) continue;
       ProfileRow row = *one;
       row.batch = batch;

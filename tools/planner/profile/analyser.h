@@ -1,13 +1,21 @@
 // What profiles say of batches that nobody tried: the job analyser of 2006.13878, as far as
-// measured rows carry it.
+// measured rows carry it (fit.h goes on from there).
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "tools/planner/profile/profile.h"
 
 namespace ptc::planner {
+
+/// Of one way of training: samples a replica, and the seconds that they take.
+using Tried = std::map<double, double>;
+
+/// On the line between its neighbours; none outside.
+std::optional<double> seconds_between(const Tried& tried, double each);
 
 /// Batches to look at: `least`, its doubles, and `most`.
 std::vector<uint64_t> batch_ladder(uint64_t least, uint64_t most);
