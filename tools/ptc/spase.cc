@@ -13,6 +13,7 @@
 #include "tools/planner/profile/input.h"
 #include "tools/planner/spase/baselines.h"
 #include "tools/planner/spase/gantt.h"
+#include "tools/planner/spase/literal_model.h"
 #include "tools/planner/spase/solver.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/interruptions.h"
@@ -24,7 +25,7 @@ namespace {
 
 struct PlanOptions : SearchOptions {
   std::string file, device;
-  std::optional<std::string> svg;
+  std::optional<std::string> svg, model;
   bool as_json = false;
 };
 
@@ -37,9 +38,8 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   // Rounded up, so that it holds.
   const double gap = std::ceil(1000 * (1 - solution.lower_bound / makespan)) / 10;
   const std::string told = fmt::format(
-      "{} until all are done; {} is the least that there can be{}. {} tried in {:.1f} "
-      "s.",
-      planner::time_text(makespan), planner::time_text(solution.lower_bound),
+      "{} until all are done; {} is the least that there can be, by {}{}. {} tried in {:.1f} s.",
+      planner::time_text(makespan), planner::time_text(solution.lower_bound), solution.bound_by,
       solution.optimal() ? std::string(": this is the shortest")
                          : fmt::format(" (at most {:.1f} % less)", gap),
       planner::counted(solution.steps, "schedule"), solution.seconds);
@@ -65,6 +65,12 @@ Result<int> run_plan(const PlanOptions& options) {
   const bool is_only_picture = picture && picture->is_standard_output();
   if (is_only_picture && options.as_json)
     return invalid_argument("--json and --svg {} both write to standard output", *options.svg);
+  std::optional<OutputFile> model;
+  if (options.model) {
+    PTC_TRY(model, OutputFile::at(*options.model, from.read));
+    if (model->is_standard_output())
+      return invalid_argument("--write-model {}: the plan is on standard output", *options.model);
+  }
   const Interruptions noted(Interruptions::kFirst);
   std::vector<planner::Baseline> others;
   std::optional<planner::Instance> instance;
@@ -75,6 +81,10 @@ Result<int> run_plan(const PlanOptions& options) {
     if (made.has_error())
       return std::move(made).error().with_context(planner::input_name(options.file));
     instance = std::move(made).value();
+    if (model) {
+      PTC_TRY(const std::string text, planner::literal_model(*instance));
+      PTC_TRY(model->write(text));
+    }
     others = planner::baselines(*instance, how.seed, how.stop);
   }
   std::vector<const planner::Schedule*> known;
@@ -94,6 +104,7 @@ Result<int> run_plan(const PlanOptions& options) {
   }
   if (options.as_json) {
     json::object all = planner::schedule_json(*instance, solution.schedule, solution.lower_bound);
+    all["lower_bound_by"] = solution.bound_by;
     json::object& instead = all["instead_s"].emplace_object();
     for (const planner::Baseline& other : others) instead[other.name] = other.makespan;
     fmt::print("{}", pretty_json(all));
@@ -126,6 +137,10 @@ void add_spase(CLI::App& app, Context& context) {
   plan->add_option("--svg", options->svg,
                    "draw it there, a line a GPU; -: to standard output, and the table to standard "
                    "error")
+      ->type_name("FILE");
+  plan->add_option("--write-model", options->model,
+                   "write the mixed-integer program there too, in CPLEX's LP format, for other "
+                   "solvers")
       ->type_name("FILE");
   plan->add_option("--device", options->device,
                    "the kind of the nodes' GPUs, as profiles name it; else as FILE says, or the "

@@ -4,9 +4,12 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <utility>
 
 #include "tools/planner/spase/baselines.h"
+#include "tools/planner/spase/time_indexed.h"
 
 namespace ptc::planner {
 namespace {
@@ -18,8 +21,11 @@ using Clock = std::chrono::steady_clock;
 // and then by their 256th, in which the last ones do.
 constexpr size_t kFew = 50;
 constexpr double kOfMean = 0.1, kOfMakespan = 0.1;
-constexpr int kCoarse = 5, kFine = 8;  // doublings
-constexpr int kTimes = 24;             // that tasks are to end within, to begin with
+constexpr int kCoarse = 5, kFine = 8;   // doublings
+constexpr int kTimes = 24;              // that tasks are to end within, to begin with
+constexpr int kOfTime = 90;             // of a hundred parts, for the model beside it
+constexpr double kAlike = 3e-6;         // what the model's bound may be below what it stands for
+constexpr uint64_t kLooksAtModel = 64;  // whether time is over, between those whether it has ended
 
 class Search {
  public:
@@ -59,6 +65,10 @@ class Search {
     std::stable_sort(starts.begin(), starts.end(),
                      [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     best_ = starts.front();
+    if (options_.steps == 0 && !done())
+      model_.emplace(instance_, best_.makespan,
+                     std::chrono::duration_cast<std::chrono::milliseconds>((end_ - Clock::now()) *
+                                                                           kOfTime / 100));
     // Short legs from the best starts, then longer ones from what is best, shaken a little.
     const uint64_t tasks = instance_.tasks.size();
     uint64_t leg = std::clamp<uint64_t>(1500 * tasks, 4000, 60'000);
@@ -66,6 +76,12 @@ class Search {
     const auto count = static_cast<double>(tasks);
     const double hot = has_few() ? std::max(0.05, 0.8 / count) : 20 * std::pow(count, -2.4);
     for (size_t round = 0; !done(); ++round) {
+      if (const auto choice = std::exchange(of_model_, std::nullopt)) {
+        const double makespan = try_out(*choice);
+        if (makespan < best_.makespan) best_ = {makespan, *choice};
+        anneal(*choice, leg, hot / 5);
+        continue;
+      }
       const bool is_first = round < std::min<size_t>(4, starts.size());
       const Choice& from = is_first ? starts[round].choice : best_.choice;
       anneal(from, leg, is_first || round % 4 == 3 ? hot : hot / 5);
@@ -78,6 +94,7 @@ class Search {
         cost_of(instance_, *shortest) < cost_of(instance_, solution.schedule))
       solution.schedule = *shortest;
     solution.lower_bound = bound_;
+    solution.bound_by = bound_by_;
     solution.steps = steps_;
     solution.seconds = std::chrono::duration<double>(Clock::now() - began_).count();
     return solution;
@@ -92,9 +109,22 @@ class Search {
   uint64_t below(uint64_t n) { return draw_() % n; }
   double unit() { return static_cast<double>(draw_() >> 11) * 0x1p-53; }
 
-  bool done() const {
+  bool done() {
+    look_at_model();
     return best_.makespan <= bound_ * (1 + 1e-9) || is_over() ||
            (options_.steps != 0 && steps_ >= options_.steps);
+  }
+  /// Its bound holds from now on; its choice is tried in the next round.
+  void look_at_model() {
+    if (!model_ || !model_->goes_on() || ++looks_ % kLooksAtModel != 0) return;
+    auto found = model_->found();
+    if (!found) return;
+    if (found->lower_bound > bound_) {
+      bound_ =
+          found->lower_bound < best_.makespan * (1 - kAlike) ? found->lower_bound : best_.makespan;
+      bound_by_ = "the time-indexed model";
+    }
+    if (!found->choice.order.empty()) of_model_ = std::move(found->choice);
   }
   bool is_over() const {
     if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) return true;
@@ -257,7 +287,8 @@ class Search {
   const std::vector<const Schedule*>& known_;
   ListScheduler scheduler_;
   std::mt19937_64 draw_;
-  const double bound_;
+  double bound_;
+  std::string bound_by_ = "areas and the longest task";
   const Clock::time_point began_ = Clock::now();
   const Clock::time_point end_;
   const uint64_t looks_each_;  // whether it is over: so many steps
@@ -266,6 +297,9 @@ class Search {
   uint32_t last_ = 0;  // the task that ended last in the last try
   Start best_;
   Undo undo_;
+  uint64_t looks_ = 0;
+  std::optional<TimeIndexedSearch> model_;
+  std::optional<Choice> of_model_;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tools/planner/spase/schedule.h"
@@ -23,13 +24,15 @@ struct SolverOptions {
 struct Solution {
   Schedule schedule;
   double lower_bound = 0;  // seconds
+  std::string bound_by;    // what says so: "areas and the longest task", "the time-indexed model"
   uint64_t steps = 0;      // schedules that were tried
   double seconds = 0;      // that took
   bool optimal() const { return schedule.makespan <= lower_bound * (1 + 1e-9); }
 };
 
 /// Never worse than `known` (those of baselines, say) and the simple choices, which it begins with.
-/// Ends early at the lower bound. Threads: one a call.
+/// Ends early at the lower bound. With `time`, and where CBC is there, the time-indexed model is
+/// solved beside it, in a process of its own (time_indexed.h). Threads: one a call.
 Solution solve(const Instance& instance, const SolverOptions& options,
                const std::vector<const Schedule*>& known = {});
 
