@@ -217,6 +217,43 @@ class Planner(unittest.TestCase):
         self.assertIn("+ introspection", self.ptc(*words))
         self.assertIn("--deviation", self.ptc(*words, "--deviation", "-1", code=2))
 
+    def test_what_changes_cost_in_simulated_time(self):
+        self.imported()
+        os.mkdir(self.path("gpt2"))
+        header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 14, 1 << 14], "data_offsets": [0, 1 << 30]}}).encode()
+        with open(self.path("gpt2/model.safetensors"), "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + (1 << 30))
+        kinds = ({"name": "g", "model": "gpt2", "samples": 1, "state": "gpt2"},
+                 {"name": "b", "model": "bert", "samples": 1, "state": 1.3e9})
+        jobs = self.jobs(*kinds)
+        common = ("--policy", "elastic", "--per-hour", "12", "--hours", "2", "--json")
+
+        def mean(*words):
+            return json.loads(self.ptc("simulate", jobs, *common, *words))["elastic"]["mean_completion_s"]
+
+        free = mean("--price", "0")
+        self.assertEqual(free, mean("--prices", self.write("c.csv", "seconds\n0\n")))
+        self.assertEqual(free, mean("--priced", "--costs", "stop=0,start=0,link=1e15,memory=1e15"))
+        self.assertEqual(mean("--priced"), mean("--priced"))
+        self.assertGreater(mean("--priced"), free)
+        self.assertGreater(mean("--priced", "--costs", "link=1e7"), mean("--priced"))
+        self.assertGreater(mean("--price", "0", "--first-start", "100"), free + 99)
+        for words, *expected in (
+                (("--prices", self.write("c.csv", "seconds,model\n1,gpt\n")), "c.csv: no line is of model 'gpt2'"),
+                (("--prices", self.write("d.csv", "seconds\n-1\n")), "d.csv: line 2, column 1 (seconds)"),
+                (("--priced", "--costs", "stop"), "--costs 'stop'"),
+                (("--goodput", self.write("e.csv", "model\n")), "e.csv: line 1: there is no column 'batch'")):
+            said = self.ptc("simulate", jobs, *words, code=1)
+            for word in expected:
+                self.assertIn(word, said)
+        self.ptc("simulate", jobs, "--priced", "--price", "3", code=2)
+        self.ptc("simulate", jobs, "--costs", "stop=3", code=2)
+        wrong = self.jobs({**kinds[0], "state": "none"})
+        self.assertIn("job 'g': 'state'", self.ptc("simulate", wrong, "--priced", code=1))
+        self.assertIn("'state' is a directory", self.ptc("simulate", self.jobs({**kinds[0], "state": []}), code=1))
+        self.assertIn("for \"ptc simulate\" alone", self.ptc("autoscale", jobs, "--dry-run", "--policy", "pollux", code=1))
+
     def test_who_would_get_gpus_now(self):
         self.imported()
         runs = {"name": "a", "model": "gpt2", "samples": 1e6, "now": {"gpus": 2}}

@@ -147,6 +147,13 @@ void print_json(const std::vector<Line>& lines) {
   fmt::print("{}", pretty_json(json::object{{"jobs", std::move(jobs)}}));
 }
 
+Result<planner::Policy> policy_of(const AutoscaleOptions& options) {
+  PTC_TRY(auto policy, planner::parse_policy(options.policy));
+  if (policy.is_simulated_only)
+    return invalid_argument("--policy {} is for \"ptc simulate\" alone", options.policy);
+  return policy;
+}
+
 planner::ScalingRules rules_of(const AutoscaleOptions& options, const planner::Policy& policy) {
   planner::ScalingRules rules;
   rules.objective = policy.objective;
@@ -167,7 +174,7 @@ void take_from_mount(const std::string& mount, planner::JobToTrain& job) {
 }
 
 Result<int> show(const Context& context, const AutoscaleOptions& options) {
-  PTC_TRY(auto policy, planner::parse_policy(options.policy));
+  PTC_TRY(auto policy, policy_of(options));
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   if (const auto mount = find_mount(context.mount_option))
     for (planner::JobToTrain& job : from.file.jobs) take_from_mount(mount.value(), job);
@@ -207,7 +214,7 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
 Result<int> run_autoscale(const Context& context, const AutoscaleOptions& options) {
   if (options.dry_run && !options.file.empty() && options.adopt.empty())
     return show(context, options);
-  PTC_TRY(const auto policy, planner::parse_policy(options.policy));
+  PTC_TRY(const auto policy, policy_of(options));
   planner::Autoscaler autoscaler(policy, rules_of(options, policy));
   return carry_out(context, options, autoscaler);
 }

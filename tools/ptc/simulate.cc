@@ -7,16 +7,21 @@
 #include <boost/json/object.hpp>
 #include <cmath>
 #include <filesystem>
+#include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 
 #include "tools/cli/numbers.h"
 #include "tools/planner/profile/input.h"
+#include "tools/planner/sim/change_prices.h"
 #include "tools/planner/sim/files.h"
+#include "tools/planner/sim/goodput.h"
 #include "tools/planner/sim/simulator.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/interruptions.h"
+#include "tools/ptc/model_directory.h"
 #include "tools/ptc/output_file.h"
 #include "tools/ptc/text.h"
 
@@ -28,12 +33,13 @@ constexpr size_t kMostTraceBytes = 64 << 20;
 struct SimulateOptions {
   std::string file, device, output;
   std::string policies = "elastic,max-batch,min-batch,random-batch";
-  std::optional<std::string> trace, start_price;
+  std::optional<std::string> trace, start_price, first_start, prices, goodput;
+  std::string costs, growth = "0";
   std::string arrivals = "high", per_hour = "0", hours = "8", minutes = "20-60";
   std::string seeds = "1", seed = "1";
   std::string every = "60", price = "30", horizon = "3600";
   std::string failures = "0", repair = "1800", checkpoint = "600";
-  bool only_timer = false, drops = false, as_json = false;
+  bool only_timer = false, drops = false, as_json = false, priced = false;
 };
 
 Result<planner::DrawnWorkload> workload_of(const SimulateOptions& options) {
@@ -61,11 +67,38 @@ Result<planner::DrawnWorkload> workload_of(const SimulateOptions& options) {
   return how;
 }
 
+/// "stop=5,start=15,link=1e9,memory=4e9"; what is not named stays.
+Result<planner::ChangeCosts> costs_of(const std::string& text) {
+  planner::ChangeCosts costs;
+  const std::map<std::string, double*> known = {{"stop", &costs.stop_s},
+                                                {"start", &costs.start_s},
+                                                {"link", &costs.link},
+                                                {"memory", &costs.memory}};
+  std::stringstream list(text);
+  for (std::string one; std::getline(list, one, ',');) {
+    const size_t equals = one.find('=');
+    const auto found = known.find(one.substr(0, equals));
+    std::string value = equals == std::string::npos ? "" : one.substr(equals + 1);
+    const bool is_rate = found != known.end() && found->second == &costs.link;
+    if (found == known.end() || !number(is_rate ? 1 : 0, 1e15)(value).empty())
+      return invalid_argument(
+          "--costs {}: seconds and bytes a second are wanted, as in "
+          "stop=5,start=15,link=1e9,memory=4e9",
+          ptc::quoted(one));
+    *found->second = std::stod(value);
+  }
+  if (costs.link < 1 || costs.memory < 1)
+    return invalid_argument("--costs {}: a rate is one byte a second at least", ptc::quoted(text));
+  return costs;
+}
+
 planner::SimulationRules rules_of(const SimulateOptions& options) {
   planner::SimulationRules rules;
   rules.scaling.change_s = std::stod(options.price);
   rules.scaling.start_s = std::stod(options.start_price.value_or(options.price));
   rules.scaling.horizon_s = std::stod(options.horizon);
+  if (options.first_start) rules.first_start_s = std::stod(*options.first_start);
+  rules.growth = std::stod(options.growth);
   rules.every_s = std::stod(options.every);
   rules.on_events = !options.only_timer;
   rules.drops = options.drops;
@@ -113,6 +146,11 @@ class Simulator {
     for (const std::string& remark : from_.remarks)
       fmt::print(stderr, "ptc: {}\n", printable(remark));
     rules_ = rules_of(options_);
+    if (options_.goodput) {
+      PTC_TRY(const std::string text, planner::read_input(*options_.goodput, kMostTraceBytes));
+      PTC_TRY(efficiency_, planner::read_efficiency(text, planner::input_name(*options_.goodput)));
+    }
+    PTC_TRY(prices_, prices());
     Result<> prepared = prepare();
     if (prepared.has_error())
       return std::move(prepared).error().with_context(planner::input_name(options_.file));
@@ -139,6 +177,30 @@ class Simulator {
     return all;
   }
 
+  Result<std::unique_ptr<planner::ChangePrices>> prices() const {
+    if (options_.prices) {
+      PTC_TRY(const std::string text, planner::read_input(*options_.prices, kMostTraceBytes));
+      return planner::measured_prices(text, planner::input_name(*options_.prices), from_.file.jobs);
+    }
+    if (!options_.priced)
+      return planner::constant_prices(rules_.scaling.change_s, rules_.scaling.start_s);
+    PTC_TRY(const auto costs, costs_of(options_.costs));
+    std::vector<planner::ModelState> states;
+    for (const planner::JobToTrain& job : from_.file.jobs) {
+      planner::ModelState& state = states.emplace_back();
+      state.bytes = job.state_bytes;
+      if (job.state_directory.empty()) continue;
+      const std::filesystem::path beside = planner::has_a_place(options_.file)
+                                               ? std::filesystem::path(options_.file).parent_path()
+                                               : std::filesystem::path();
+      auto model = model_of_directory((beside / job.state_directory).string(), std::nullopt);
+      if (model.has_error())
+        return std::move(model).error().with_context("job " + ptc::quoted(job.name) + ": 'state'");
+      state.tensors = std::make_shared<const Model>(std::move(model).value());
+    }
+    return planner::planned_prices(from_.file.jobs, std::move(states), from_.file.nodes, costs);
+  }
+
   /// Rows, and how fast each kind is on one GPU, with the best batch that was tried.
   Result<> prepare() {
     PTC_TRY(rows_, planner::rows_of_jobs(from_));
@@ -163,7 +225,7 @@ class Simulator {
     json::object all;
     std::vector<std::pair<std::string, planner::Summary>> totals;
     for (const planner::Policy& policy : policies_) {
-      planner::PolicyCurves curves(policy, rows_, from_.file.jobs, from_.file.nodes);
+      planner::PolicyCurves curves(policy, rows_, from_.file.jobs, from_.file.nodes, &efficiency_);
       Total total;
       for (uint64_t i = 0; i < seeds; ++i) {
         if (interrupted) return kInterrupted;
@@ -172,7 +234,7 @@ class Simulator {
           return invalid_argument("no job comes within {} hours (--hours, --per-hour)",
                                   options_.hours);
         PTC_TRY(const auto run,
-                planner::simulate(from_.file.nodes, jobs, curves, rules_, first + i));
+                planner::simulate(from_.file.nodes, jobs, curves, *prices_, rules_, first + i));
         const planner::Summary summary = planner::summary_of(from_.file.nodes, jobs, run, rules_);
         total.add(summary);
         if (!options_.output.empty()) {
@@ -245,6 +307,8 @@ class Simulator {
   const SimulateOptions& options_;
   planner::DrawnWorkload how_;
   planner::SimulationRules rules_;
+  std::unique_ptr<planner::ChangePrices> prices_;
+  std::map<std::string, planner::Efficiency> efficiency_;  // by model
   std::vector<planner::Policy> policies_;
   planner::JobsAndProfiles from_;
   std::vector<const planner::ProfileRow*> rows_;  // of from_
@@ -306,10 +370,47 @@ void add_simulate(CLI::App& app, Context& context) {
         ->check(number(least, kMostSeconds))
         ->capture_default_str();
   };
-  seconds("--price", options->price, "seconds that a change costs a job", 0);
+  CLI::Option* price =
+      command->add_option("--price", options->price, "seconds that a change costs a job")
+          ->type_name("S")
+          ->check(number(0, kMostSeconds))
+          ->capture_default_str();
   command->add_option("--start-price", options->start_price, "and its start; else the same")
       ->type_name("S")
       ->check(number(0, kMostSeconds));
+  command->add_option("--first-start", options->first_start, "and its first start; else the same")
+      ->type_name("S")
+      ->check(number(0, kMostSeconds));
+  CLI::Option* prices = command
+                            ->add_option("--prices", options->prices,
+                                         "what changes took, a table: seconds, model; from and to\n"
+                                         "(GPUs; from 0: a start) may be there")
+                            ->type_name("FILE")
+                            ->excludes(price);
+  CLI::Option* priced =
+      command
+          ->add_flag("--priced", options->priced,
+                     "by ptcfs's own plan for each job's \"state\" in FILE, and --costs")
+          ->excludes(price)
+          ->excludes(prices);
+  command
+      ->add_option("--costs", options->costs,
+                   "seconds, and bytes a second between nodes and within:\n"
+                   "stop=5,start=15,link=1e9,memory=4e9")
+      ->type_name("LIST")
+      ->needs(priced);
+  command
+      ->add_option("--goodput", options->goodput,
+                   "count progress as Pollux does, a table: model, batch, epoch,\n"
+                   "steps (of the smallest batch), grad_sqr, grad_var")
+      ->type_name("FILE");
+  command
+      ->add_option("--growth", options->growth,
+                   "at most so many times the GPUs that a job has trained with,\n"
+                   "one at first; 0: any")
+      ->type_name("N")
+      ->check(number(0, 1e6))
+      ->capture_default_str();
   seconds("--horizon", options->horizon, "what a change wins counts for so long at most", 1);
   seconds("--every", options->every, "decide so often", 1);
   command->add_flag("--only-timer", options->only_timer,

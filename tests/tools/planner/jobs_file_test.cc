@@ -92,10 +92,9 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
   EXPECT_EQ(with(R"({"name": "a"})"), at + "'model' is missing: a model of the profiles");
   EXPECT_EQ(with(R"({"name": "a", "model": "m"})"),
             at + "'samples' is missing: how many are still to be read");
-  EXPECT_EQ(
-      with(R"({"nam": "a"})"),
-      "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
-      "'batch', 'deadline', 'model', 'name', 'now', 'run', 'samples', 'technique' and 1 more");
+  EXPECT_EQ(with(R"({"nam": "a"})"),
+            "jobs.json: line 1, column 66: unknown key 'nam' (did you mean 'name'?); there are "
+            "'batch', 'deadline', 'model', 'name', 'now', 'run', 'samples', 'state' and 2 more");
   EXPECT_THAT(with(R"({"priority": 1})"),
               testing::HasSubstr("unknown key 'priority'; there are 'batch', 'deadline', 'model'"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 0})"),

@@ -58,7 +58,8 @@ struct World {
   }
   Simulated run(const std::string& policy, uint64_t seed = 1) {
     PolicyCurves curves(parse_policy(policy).value(), all, kinds, nodes);
-    auto result = simulate(nodes, jobs, curves, rules, seed);
+    const auto prices = constant_prices(rules.scaling.change_s, rules.scaling.start_s);
+    auto result = simulate(nodes, jobs, curves, *prices, rules, seed);
     EXPECT_TRUE(result.has_value()) << result.error().message();
     return std::move(result).value();
   }
@@ -199,7 +200,8 @@ TEST(Simulator, AJobThatFitsNowhereIsNamed) {
   World world;
   world.nodes = {{"w0", 2}};
   PolicyCurves curves(parse_policy("elastic").value(), world.all, world.kinds, world.nodes);
-  const auto run = simulate(world.nodes, {{"big-1", 1, 0, 100}}, curves, world.rules, 1);
+  const auto prices = constant_prices(30, 30);
+  const auto run = simulate(world.nodes, {{"big-1", 1, 0, 100}}, curves, *prices, world.rules, 1);
   ASSERT_TRUE(run.has_error());
   EXPECT_THAT(run.error().message(), HasSubstr("'big-1'"));
 }

@@ -11,7 +11,7 @@ namespace ptc::planner {
 
 /// What a job would make of a number of GPUs.
 struct Offer {
-  uint32_t gpus = 0;  // at least 1
+  uint32_t gpus = 0;  // 0: what it is worth to give it none
   double value = 0;   // finite; of all jobs in one unit
 };
 

@@ -5,14 +5,16 @@
 namespace ptc::planner {
 
 Curve make_curve(const std::vector<const ProfileRow*>& rows, const std::string& model,
-                 uint64_t least_batch, uint64_t most_batch,
-                 const std::vector<NodeOfCluster>& nodes) {
+                 uint64_t least_batch, uint64_t most_batch, const std::vector<NodeOfCluster>& nodes,
+                 const std::function<double(uint64_t batch)>& worth) {
   uint32_t largest = 0;
   for (const NodeOfCluster& node : nodes) largest = std::max(largest, node.gpus);
   const auto alike = std::count_if(nodes.begin(), nodes.end(),
                                    [&](const NodeOfCluster& node) { return node.gpus == largest; });
   FrontierOf of{model, least_batch, most_batch};
   of.gpus_per_node = largest;
+  of.worth = worth;
+  of.keeps_all = static_cast<bool>(worth);
   of.can_be_had = [&](uint32_t gpus) {
     return gpus <= largest ||
            (gpus % largest == 0 && gpus / largest <= static_cast<uint64_t>(alike));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,9 @@ struct Curve {
 /// T of the paper: the throughput by GPUs, each with the batch within [least, most] that is fastest
 /// there, over that of one GPU. Empty: nothing that was measured has room on `nodes`. Only what was
 /// measured packed onto as few of the largest nodes as it needs is taken; beyond one node, whole
-/// ones.
+/// ones. `worth`: of a sample, by batch; then throughput counts that, and all numbers of GPUs stay.
 Curve make_curve(const std::vector<const ProfileRow*>& rows, const std::string& model,
-                 uint64_t least_batch, uint64_t most_batch,
-                 const std::vector<NodeOfCluster>& nodes);
+                 uint64_t least_batch, uint64_t most_batch, const std::vector<NodeOfCluster>& nodes,
+                 const std::function<double(uint64_t batch)>& worth = {});
 
 }  // namespace ptc::planner

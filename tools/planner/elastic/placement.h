@@ -41,6 +41,9 @@ class Placement {
   /// has no room gets a lower point of his curve, or none. Jobs that `wishes` do not name stay.
   void carry_out(std::span<Wish> wishes);
 
+  /// Of a node that works.
+  uint32_t free_on(uint32_t node) const { return nodes_[node].is_down ? 0 : nodes_[node].free; }
+  uint32_t largest_node() const { return largest_; }
   bool works(uint32_t node) const { return !nodes_[node].is_down; }
   size_t nodes() const { return nodes_.size(); }
   /// Who had GPUs there: they have none any more.

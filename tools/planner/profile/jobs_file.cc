@@ -50,9 +50,9 @@ class JobParser : JsonSettings {
       : JsonSettings(text, object), at_(std::move(at)) {}
 
   Result<JobToTrain> parse() const {
-    PTC_TRY(check_known(
-        text_, at_, object_,
-        {"name", "model", "samples", "batch", "technique", "now", "run", "trial", "deadline"}));
+    PTC_TRY(check_known(text_, at_, object_,
+                        {"name", "model", "samples", "batch", "technique", "now", "run", "trial",
+                         "deadline", "state"}));
     JobToTrain job;
     PTC_TRY(job.name, text("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
@@ -69,6 +69,7 @@ class JobParser : JsonSettings {
     PTC_TRY(now(job));
     PTC_TRY(run(job));
     PTC_TRY(deadline(job));
+    PTC_TRY(state(job));
     if (const json::value* trial = object_.if_contains("trial")) {
       if (!trial->is_object())
         return error(below("trial"), "'trial' must be an object, for techniques");
@@ -108,6 +109,19 @@ class JobParser : JsonSettings {
     if (!least || !most || *least == 0 || *most < *least || *most > kMostBatch) return wrong();
     job.least_batch = *least;
     job.most_batch = *most;
+    return ok();
+  }
+
+  Result<> state(JobToTrain& job) const {
+    const json::value* value = object_.if_contains("state");
+    if (value == nullptr) return ok();
+    if (value->is_string() && !value->get_string().empty()) {
+      job.state_directory = std::string(value->get_string());
+      return ok();
+    }
+    job.state_bytes = value->is_number() ? value->to_number<double>() : -1;
+    if (!(job.state_bytes >= 0) || job.state_bytes > kMostSamples)
+      return error(below("state"), "'state' is a directory of its tensors, or a number of bytes");
     return ok();
   }
 
@@ -378,7 +392,8 @@ std::optional<JobToTrain::Time> parse_time(std::string_view text) {
                                          std::chrono::month(static_cast<unsigned>(month)),
                                          std::chrono::day(static_cast<unsigned>(day))};
   constexpr int kFirst = 1970, kLast = 2200;  // what the clock can tell
-  if (!is_right || !text.empty() || year < kFirst || year > kLast || !date.ok() || hour > 23 || minute > 59 || second > 59)
+  if (!is_right || !text.empty() || year < kFirst || year > kLast || !date.ok() || hour > 23 ||
+      minute > 59 || second > 59)
     return std::nullopt;
   return std::chrono::sys_days(date) + std::chrono::hours(hour) + std::chrono::minutes(minute) +
          std::chrono::seconds(second) - zone;

@@ -8,6 +8,7 @@
 //       {"name": "b", "model": "bert", "samples": 5e6, "batch": [64, 1024], "technique": "ddp",
 //        "now": {"gpus": 4, "batch": 256},                 // what it has, if it runs
 //        "deadline": "2030-06-01T18:00Z",                  // by when it is to be done
+//        "state": "bert-base",                             // a directory of its tensors, or bytes
 //        "run": ["./train.sh", "b"]} ]}                    // how "ptc autoscale" starts it
 //
 // "trial" is an object for techniques ("ptc profile run"). "run" may say more: {"command":
@@ -64,6 +65,9 @@ struct JobToTrain {
   using Time = std::chrono::system_clock::time_point;
   std::optional<Time> deadline = {};
   std::string deadline_is_past = {};  // when it was read: where it stands, and what to do
+  /// What changes of layout move: bytes; or files whose headers say it, beside jobs.json.
+  double state_bytes = 0;
+  std::string state_directory = {};
 };
 
 struct JobsFile {

@@ -185,14 +185,15 @@ std::vector<FrontierPoint> frontier(std::span<const ProfileRow* const> rows, con
       continue;
     if (of.gpus_per_node != 0 && !is_packed(*row, of.gpus_per_node)) continue;
     if (of.can_be_had && !of.can_be_had(row->gpus)) continue;
-    const double samples_per_s = static_cast<double>(row->batch) / *row->iteration_s;
+    const double samples_per_s =
+        static_cast<double>(row->batch) / *row->iteration_s * (of.worth ? of.worth(row->batch) : 1);
     FrontierPoint& point = best[row->gpus];
     if (point.row == nullptr || samples_per_s > point.samples_per_s)
       point = {row->gpus, samples_per_s, row};
   }
   std::vector<FrontierPoint> points;
   for (const auto& [gpus, point] : best)
-    if (points.empty() || point.samples_per_s > points.back().samples_per_s)
+    if (of.keeps_all || points.empty() || point.samples_per_s > points.back().samples_per_s)
       points.push_back(point);
   return points;
 }

@@ -70,6 +70,8 @@ struct FrontierOf {
   uint32_t gpus_per_node = 0;  // only what was measured packed onto nodes of so many; 0: all
   std::function<bool(uint32_t gpus)> can_be_had = {};  // empty: any number
   std::optional<std::string> device = {};              // none: all
+  std::function<double(uint64_t batch)> worth = {};    // of a sample; empty: 1
+  bool keeps_all = false;                              // also what no more than fewer GPUs give
 };
 
 /// Whether its GPUs lay on as few nodes as there can be, of so many each; or that is not known.

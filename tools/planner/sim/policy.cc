@@ -22,11 +22,19 @@ const std::vector<Known>& known() {
       {{"elastic"}, "GPUs and batch of all jobs, for the most speed-up in sum"},
       {{.name = "elastic-completion", .objective = Objective::kCompletion},
        "the same, those first that have little left"},
+      {{.name = "elastic-overtaking",
+        .objective = Objective::kOvertaking,
+        .is_simulated_only = true},
+       "the same, and who runs may have to wait again"},
       {{.name = "max-batch", .batch = BatchRule::kMost}, "GPUs alone, at the largest batch"},
       {{.name = "min-batch", .batch = BatchRule::kLeast}, "GPUs alone, at the smallest batch"},
       {{.name = "random-batch", .batch = BatchRule::kRandom}, "GPUs alone, at a batch drawn"},
       {{.name = "asked", .takes_asked = true},
-       "the GPUs that were asked for (one, if none were), first come first served"}};
+       "the GPUs that were asked for (one, if none were), first come first served"},
+      {{.name = "pollux", .objective = Objective::kFairness, .is_simulated_only = true},
+       "Pollux's aim, over all ways of sharing the GPUs"},
+      {{.name = "rubick", .takes_what_is_free = true, .is_simulated_only = true},
+       "as Rubick: each job takes what is free, those that GPUs speed up least first"}};
   return kKnown;
 }
 
@@ -64,8 +72,13 @@ Result<Policy> parse_policy(const std::string& name) {
 
 PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
                            const std::vector<JobToTrain>& kinds,
-                           const std::vector<NodeOfCluster>& nodes)
-    : policy_(policy), kinds_(kinds), nodes_(nodes), of_kind_(kinds.size()) {
+                           const std::vector<NodeOfCluster>& nodes,
+                           const std::map<std::string, Efficiency>* efficiency)
+    : policy_(policy),
+      kinds_(kinds),
+      nodes_(nodes),
+      of_kind_(kinds.size()),
+      efficiency_(efficiency) {
   for (size_t i = 0; i < kinds.size(); ++i) {
     Kind& kind = of_kind_[i];
     for (const ProfileRow* row : rows)
@@ -87,7 +100,13 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
   }
 }
 
-Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed) {
+const Efficiency* PolicyCurves::efficiency_of(const ArrivingJob& job) const {
+  if (efficiency_ == nullptr) return nullptr;
+  const auto found = efficiency_->find(kinds_[job.kind].model);
+  return found == efficiency_->end() ? nullptr : &found->second;
+}
+
+Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed, size_t epoch) {
   const JobToTrain& kind = kinds_[job.kind];
   const std::vector<uint64_t>& batches = of_kind_[job.kind].batches;
   if (batches.empty())
@@ -108,11 +127,14 @@ Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed) {
       break;
   }
   const uint32_t asked = policy_.takes_asked ? std::max(job.asked_gpus, 1u) : 0;
-  const auto [place, is_new] = curves_.try_emplace({job.kind, batch, asked});
+  const auto [place, is_new] = curves_.try_emplace({job.kind, batch, asked, epoch});
   Curve& curve = place->second;
   if (is_new) {
+    std::function<double(uint64_t)> worth;
+    if (const Efficiency* efficiency = efficiency_of(job))
+      worth = [=](uint64_t samples) { return efficiency->of(epoch, samples); };
     curve = make_curve(of_kind_[job.kind].rows, kind.model, batch == 0 ? kind.least_batch : batch,
-                       batch == 0 ? kind.most_batch : batch, nodes_);
+                       batch == 0 ? kind.most_batch : batch, nodes_, worth);
     if (asked != 0) {  // the fewest that are as many, or the most that there are
       auto taken = std::find_if(curve.points.begin(), curve.points.end(),
                                 [&](const CurvePoint& point) { return point.gpus >= asked; });

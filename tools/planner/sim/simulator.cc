@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "tools/planner/elastic/placement.h"
 #include "tools/planner/sim/random.h"
+#include "tools/planner/sim/rubick.h"
 
 namespace ptc::planner {
 namespace {
@@ -13,23 +15,41 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSecondsOfADay = 86400;
 
+/// A stretch of a job in which its speeds stay.
+struct Epoch {
+  const Curve* curve = nullptr;
+  double ends_at = kNever;  // samples
+};
+
+bool share_a_node(const std::vector<OnNode>& a, const std::vector<OnNode>& b) {
+  return std::any_of(a.begin(), a.end(), [&](const OnNode& one) {
+    return std::any_of(b.begin(), b.end(),
+                       [&](const OnNode& other) { return one.node == other.node; });
+  });
+}
+
 class Simulation {
  public:
   Simulation(const std::vector<NodeOfCluster>& nodes, const std::vector<ArrivingJob>& jobs,
-             std::vector<const Curve*> curves, const SimulationRules& rules,
-             const ScalingRules& decides_by, uint64_t seed)
+             std::vector<std::vector<Epoch>> epochs, const Policy& policy, ChangePrices& prices,
+             const SimulationRules& rules, uint64_t seed)
       : arriving_(jobs),
+        policy_(policy),
+        prices_(prices),
         rules_(rules),
-        decides_by_(decides_by),
+        decides_by_(rules.scaling),
         cluster_(nodes),
         random_(seed ^ 0x6661696C),
         back_at_(nodes.size(), kNever) {
     for (size_t i = 0; i < jobs.size(); ++i) {
       Job job;
-      job.curve = curves[i];
-      job.left = jobs[i].samples;
-      jobs_.push_back(job);
+      job.epochs = std::move(epochs[i]);
+      job.curve = job.epochs.front().curve;
+      job.samples = job.left = jobs[i].samples;
+      jobs_.push_back(std::move(job));
     }
+    decides_by_.objective = policy.objective;
+    if (policy.ignores_prices) decides_by_.change_s = decides_by_.start_s = 0;
     out_.jobs.resize(jobs.size());
     fails_at_ = next_failure();
   }
@@ -46,14 +66,28 @@ class Simulation {
 
  private:
   struct Job {
-    const Curve* curve = nullptr;
+    std::vector<Epoch> epochs;
+    size_t epoch = 0;              // in which it is
+    const Curve* curve = nullptr;  // of that
+    double samples = 0;
     double left = 0;
+    std::optional<CurvePoint> had;        // the last point that it had
+    uint32_t trained_with = 0;            // most GPUs
     std::optional<uint32_t> point;        // of its curve
     double since = 0;                     // up to which `left` holds
     double ready_at = 0;                  // it stands still until then
     double begun = 0, left_at_begin = 0;  // of this segment: when it got its GPUs
     double rate() const { return curve->points[*point].samples_per_s; }
-    double ends_at() const { return point ? std::max(since, ready_at) + left / rate() : kNever; }
+    /// Its end, or that of its epoch.
+    double goes_on_until() const {
+      return point ? std::max(since, ready_at) + (left - left_after()) / rate() : kNever;
+    }
+    double left_after() const { return std::max(0.0, samples - epochs[epoch].ends_at); }
+    void find_epoch() {
+      epoch = 0;
+      while (epoch + 1 < epochs.size() && left <= left_after()) ++epoch;
+      curve = epochs[epoch].curve;
+    }
   };
 
   double next_failure() {
@@ -75,7 +109,10 @@ class Simulation {
   /// Trains until now.
   void advance(Job& job) const {
     const double from = std::max(job.since, job.ready_at);
-    if (job.point && now_ > from) job.left = std::max(0.0, job.left - job.rate() * (now_ - from));
+    if (job.point && now_ > from) {
+      job.left = std::max(0.0, job.left - job.rate() * (now_ - from));
+      job.trained_with = std::max(job.trained_with, job.curve->points[*job.point].gpus);
+    }
     job.since = std::max(job.since, now_);
   }
 
@@ -87,23 +124,40 @@ class Simulation {
     if (now_ > job.begun) out_.segments.push_back({index, job.begun, now_, point, on});
   }
 
-  void begin_segment(uint32_t index, uint32_t point) {
+  /// Of a job that is given this point, on nodes that it has, or on others.
+  double price_of(uint32_t index, uint32_t point, bool stays) {
+    const Job& job = jobs_[index];
+    if (!out_.jobs[index].start && rules_.first_start_s) return *rules_.first_start_s;
+    const bool runs = job.point.has_value();
+    const CurvePoint* from = runs ? &job.curve->points[*job.point] : job.had ? &*job.had : nullptr;
+    return prices_.of({arriving_[index].kind, from, &job.curve->points[point], runs, stays});
+  }
+
+  void begin_segment(uint32_t index, uint32_t point, bool stays) {
     Job& job = jobs_[index];
     JobOutcome& outcome = out_.jobs[index];
     const bool begins = !job.point;
+    const double price = price_of(index, point, stays);
     job.point = point;
+    job.had = job.curve->points[point];
     job.begun = now_;
     job.left_at_begin = job.left;
     job.since = now_;
-    job.ready_at = now_ + (begins ? rules_.scaling.start_s : rules_.scaling.change_s);
+    job.ready_at = now_ + price;
     if (outcome.start) ++outcome.changes;
     note(begins ? SimulatedEvent::What::kStarts : SimulatedEvent::What::kChanges, index);
     if (!outcome.start) outcome.start = now_;
   }
 
-  void finish(uint32_t index) {
+  /// False: it goes on with another epoch.
+  bool finish(uint32_t index) {
     Job& job = jobs_[index];
-    job.left = 0;
+    advance(job);
+    job.left = job.left_after();
+    if (job.left > 0) {
+      job.find_epoch();
+      return false;
+    }
     end_segment(index);
     cluster_.release(index);
     job.point.reset();
@@ -111,6 +165,7 @@ class Simulation {
     out_.jobs[index].samples = arriving_[index].samples;
     here_.erase(std::find(here_.begin(), here_.end(), index));
     note(SimulatedEvent::What::kEnds, index);
+    return true;
   }
 
   void fail() {
@@ -131,6 +186,7 @@ class Simulation {
       out_.jobs[index].lost_samples += left - job.left;
       job.left = left;
       job.point.reset();
+      job.find_epoch();
     }
     cluster_.fail(node);
     back_at_[node] = now_ + rules_.repair_s;
@@ -142,7 +198,7 @@ class Simulation {
     uint32_t ending = 0, returning = 0;
     double ends = kNever, returns = kNever;
     for (const uint32_t index : here_)
-      if (const double at = jobs_[index].ends_at(); at < ends) ends = at, ending = index;
+      if (const double at = jobs_[index].goes_on_until(); at < ends) ends = at, ending = index;
     for (uint32_t node = 0; node < back_at_.size(); ++node)
       if (back_at_[node] < returns) returns = back_at_[node], returning = node;
     const double arrives = next_arrival_ < jobs_.size() ? arriving_[next_arrival_].at_s : kNever;
@@ -151,7 +207,7 @@ class Simulation {
     now_ = std::max(now_, next);
     bool decides = rules_.on_events;
     if (next == ends) {
-      finish(ending);
+      decides = finish(ending) && decides;
     } else if (next == returns) {
       cluster_.repair(returning);
       back_at_[returning] = kNever;
@@ -174,10 +230,23 @@ class Simulation {
     view.reserve(here_.size());
     for (const uint32_t index : here_) {
       advance(jobs_[index]);
-      view.push_back({jobs_[index].curve, std::max(jobs_[index].left, 1e-9), jobs_[index].point});
+      view.push_back(as_told(index));
     }
-    apply(decide(view, cluster_.gpus(), decides_by_));
+    apply(view);
     if (rules_.drops) drop_waiting();
+  }
+
+  ElasticJob as_told(uint32_t index) {
+    const Job& job = jobs_[index];
+    ElasticJob told{job.curve, std::max(job.left, 1e-9), job.point};
+    told.age_s = now_ - arriving_[index].at_s;
+    told.changes = out_.jobs[index].changes;
+    if (rules_.growth > 0)
+      told.most_gpus = std::max(1u, static_cast<uint32_t>(rules_.growth * job.trained_with));
+    for (uint32_t i = 0; i < job.curve->points.size(); ++i)
+      told.price_s.push_back(policy_.ignores_prices ? 0
+                                                    : price_of(index, i, job.point.has_value()));
+    return told;
   }
 
   void drop_waiting() {
@@ -190,7 +259,9 @@ class Simulation {
   }
 
   /// Who has after it what he had before goes on: he would else stand still again at each decision.
-  void apply(const std::vector<std::optional<uint32_t>>& decided) {
+  void apply(const std::vector<ElasticJob>& view) {
+    std::vector<std::optional<uint32_t>> decided(view.size());
+    if (!policy_.takes_what_is_free) decided = decide(view, cluster_.gpus(), decides_by_);
     std::vector<Wish> wishes;
     std::vector<std::vector<OnNode>> before;
     for (size_t i = 0; i < here_.size(); ++i) {
@@ -198,7 +269,8 @@ class Simulation {
       wishes.push_back({index, jobs_[index].curve, decided[i], jobs_[index].point});
       before.push_back(cluster_.of(index));
     }
-    cluster_.carry_out(wishes);
+    if (policy_.takes_what_is_free) take_what_is_free(view, wishes, cluster_);
+    else cluster_.carry_out(wishes);
     for (size_t i = 0; i < wishes.size(); ++i) {
       const Wish& wish = wishes[i];
       Job& job = jobs_[wish.job];
@@ -207,7 +279,7 @@ class Simulation {
         continue;
       if (job.point) end_segment(wish.job, before[i]);
       if (wish.point) {
-        begin_segment(wish.job, *wish.point);
+        begin_segment(wish.job, *wish.point, share_a_node(before[i], cluster_.of(wish.job)));
       } else {
         job.point.reset();
         note(SimulatedEvent::What::kStops, wish.job);
@@ -216,8 +288,10 @@ class Simulation {
   }
 
   const std::vector<ArrivingJob>& arriving_;
+  const Policy& policy_;
+  ChangePrices& prices_;
   const SimulationRules& rules_;
-  const ScalingRules decides_by_;
+  ScalingRules decides_by_;
   Placement cluster_;
   Random random_;
   std::vector<Job> jobs_;
@@ -232,16 +306,20 @@ class Simulation {
 
 Result<Simulated> simulate(const std::vector<NodeOfCluster>& nodes,
                            const std::vector<ArrivingJob>& jobs, PolicyCurves& curves,
-                           const SimulationRules& rules, uint64_t seed) {
-  std::vector<const Curve*> of_jobs;
+                           ChangePrices& prices, const SimulationRules& rules, uint64_t seed) {
+  std::vector<std::vector<Epoch>> epochs(jobs.size());
+  std::set<const Curve*> checked;
   for (size_t i = 0; i < jobs.size(); ++i) {
-    PTC_TRY(const Curve* curve, curves.of(jobs[i], seed + i));
-    of_jobs.push_back(curve);
+    const Efficiency* efficiency = curves.efficiency_of(jobs[i]);
+    const size_t count = efficiency == nullptr ? 1 : efficiency->epochs();
+    for (size_t epoch = 0; epoch < count; ++epoch) {
+      PTC_TRY(const Curve* curve, curves.of(jobs[i], seed + i, epoch));
+      epochs[i].push_back({curve, epoch + 1 == count ? kNever : efficiency->ends_at(epoch)});
+      if (!checked.insert(curve).second) continue;
+      PTC_TRY(prices.check(jobs[i].kind, *curve));
+    }
   }
-  ScalingRules decides_by = rules.scaling;
-  decides_by.objective = curves.policy().objective;
-  if (curves.policy().ignores_prices) decides_by.change_s = decides_by.start_s = 0;
-  return Simulation(nodes, jobs, std::move(of_jobs), rules, decides_by, seed).run();
+  return Simulation(nodes, jobs, std::move(epochs), curves.policy(), prices, rules, seed).run();
 }
 
 Summary summary_of(const std::vector<NodeOfCluster>& nodes, const std::vector<ArrivingJob>& jobs,

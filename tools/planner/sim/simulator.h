@@ -9,6 +9,7 @@
 
 #include "store/base/error.h"
 #include "tools/planner/elastic/autoscaler.h"
+#include "tools/planner/sim/change_prices.h"
 #include "tools/planner/sim/policy.h"
 #include "tools/planner/sim/workload.h"
 #include "tools/planner/spase/schedule.h"
@@ -16,7 +17,10 @@
 namespace ptc::planner {
 
 struct SimulationRules {
-  ScalingRules scaling;
+  ScalingRules scaling;  // its seconds a change are what Pollux's policy takes for them
+  std::optional<double> first_start_s;  // what a job's first start costs; none: as other starts
+  double growth =
+      0;  // so many times the GPUs that it has trained with a job may have, one at first; 0: any
   double every_s = 60;          // it is decided so often …
   bool on_events = true;        // … and when jobs come and end, nodes fail and return
   bool drops = false;           // who has no room when he comes goes, and does not wait
@@ -70,10 +74,10 @@ struct Summary {
 };
 
 /// All jobs are run to their ends, however long after the window. Equal arguments give equal
-/// results. kInvalidArgument: a job that the policy can give nothing.
+/// results. kInvalidArgument: a job that the policy can give nothing; a change without a price.
 Result<Simulated> simulate(const std::vector<NodeOfCluster>& nodes,
                            const std::vector<ArrivingJob>& jobs, PolicyCurves& curves,
-                           const SimulationRules& rules, uint64_t seed);
+                           ChangePrices& prices, const SimulationRules& rules, uint64_t seed);
 
 Summary summary_of(const std::vector<NodeOfCluster>& nodes, const std::vector<ArrivingJob>& jobs,
                    const Simulated& run, const SimulationRules& rules);
