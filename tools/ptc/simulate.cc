@@ -39,7 +39,7 @@ struct SimulateOptions {
   std::string seeds = "1", seed = "1";
   std::string every = "60", price = "30", horizon = "3600";
   std::string failures = "0", repair = "1800", checkpoint = "600";
-  bool only_timer = false, drops = false, as_json = false, priced = false;
+  bool only_timer = false, drops = false, as_json = false, priced = false, spreads = false;
 };
 
 Result<planner::DrawnWorkload> workload_of(const SimulateOptions& options) {
@@ -205,7 +205,8 @@ class Simulator {
   Result<> prepare() {
     PTC_TRY(rows_, planner::rows_of_jobs(from_));
     PTC_TRY(const planner::Policy reference, planner::parse_policy("elastic"));
-    planner::PolicyCurves curves(reference, rows_, from_.file.jobs, from_.file.nodes);
+    planner::PolicyCurves curves(reference, rows_, from_.file.jobs, from_.file.nodes, nullptr,
+                                 options_.spreads);
     for (uint32_t i = 0; i < from_.file.jobs.size(); ++i) {
       PTC_TRY(const planner::Curve* curve, curves.of({from_.file.jobs[i].name, i}, 0));
       of_one_gpu_.push_back(curve->of_one_gpu);
@@ -225,7 +226,8 @@ class Simulator {
     json::object all;
     std::vector<std::pair<std::string, planner::Summary>> totals;
     for (const planner::Policy& policy : policies_) {
-      planner::PolicyCurves curves(policy, rows_, from_.file.jobs, from_.file.nodes, &efficiency_);
+      planner::PolicyCurves curves(policy, rows_, from_.file.jobs, from_.file.nodes, &efficiency_,
+                                   options_.spreads);
       Total total;
       for (uint64_t i = 0; i < seeds; ++i) {
         if (interrupted) return kInterrupted;
@@ -399,6 +401,8 @@ void add_simulate(CLI::App& app, Context& context) {
                    "stop=5,start=15,link=1e9,memory=4e9")
       ->type_name("LIST")
       ->needs(priced);
+  command->add_flag("--spread", options->spreads,
+                    "also on more nodes than need be, where that was measured");
   command
       ->add_option("--goodput", options->goodput,
                    "count progress as Pollux does, a table: model, batch, epoch,\n"

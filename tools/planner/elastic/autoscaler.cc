@@ -36,7 +36,9 @@ std::vector<Offer> offers_of(const ElasticJob& job, const ScalingRules& rules) {
                                               : rules.start_s;
     const double horizon = std::max(rules.horizon_s, 4 * price);
     double kept = 1;
-    if (job.now != i && price > 0)
+    // Who may overtake and has to start pays that whenever he does.
+    const bool is_due = rules.objective == Objective::kOvertaking && !job.runs;
+    if (job.now != i && price > 0 && !is_due)
       kept = std::max(0.0, 1 - price / std::min(job.samples_left / point.samples_per_s, horizon));
     offers.push_back({point.gpus, weight * point.speed_up * kept});
   }

@@ -19,6 +19,7 @@ struct CurvePoint {
   double speed_up = 0;  // by the reference, below
   uint32_t tp = 1, pp = 1, dp = 1;
   std::string technique = {};  // as its profile says; may be empty
+  uint32_t each = 0;           // GPUs on each of its nodes; 0: on as few nodes as can be
 
   /// The same number of GPUs, used in the same way.
   bool is_as(const CurvePoint& other) const {
@@ -41,8 +42,9 @@ struct Curve {
 /// there, over that of one GPU. Empty: nothing that was measured has room on `nodes`. Only what was
 /// measured packed onto as few of the largest nodes as it needs is taken; beyond one node, whole
 /// ones. `worth`: of a sample, by batch; then throughput counts that, and all numbers of GPUs stay.
+/// `spreads`: also what was measured evenly over more nodes than it needs, beyond one node.
 Curve make_curve(const std::vector<const ProfileRow*>& rows, const std::string& model,
                  uint64_t least_batch, uint64_t most_batch, const std::vector<NodeOfCluster>& nodes,
-                 const std::function<double(uint64_t batch)>& worth = {});
+                 const std::function<double(uint64_t batch)>& worth = {}, bool spreads = false);
 
 }  // namespace ptc::planner

@@ -1,6 +1,7 @@
 #include "tools/planner/elastic/placement.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace ptc::planner {
@@ -46,11 +47,12 @@ OnNode Placement::take(uint32_t node, uint32_t gpus) {
   return on;
 }
 
-bool Placement::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near) {
+bool Placement::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near, uint32_t each) {
   const auto has_room = [&](uint32_t node, uint32_t wanted) {
     return !nodes_[node].is_down && nodes_[node].free >= wanted;
   };
   std::vector<uint32_t> chosen;
+  if (each == 0) each = std::min(gpus, largest_);
   if (gpus <= largest_) {
     std::optional<uint32_t> best;
     if (near != nullptr && near->size() == 1 && has_room(near->front().node, gpus))
@@ -63,21 +65,26 @@ bool Placement::place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* ne
         if (has_room(node, gpus) && nodes_[node].free < nodes_[*best].free) best = node;
     chosen.push_back(*best);
   } else {
-    const auto is_whole = [&](uint32_t node) {
-      return nodes_[node].is_taken.size() == largest_ && has_room(node, largest_);
+    const auto is_fit = [&](uint32_t node) {
+      return (each < largest_ || nodes_[node].is_taken.size() == largest_) && has_room(node, each);
     };
-    const size_t wanted = gpus / largest_;
+    const size_t wanted = gpus / each;
+    std::vector<uint32_t> tightest_first(nodes_.size());
+    std::iota(tightest_first.begin(), tightest_first.end(), 0u);
+    std::stable_sort(tightest_first.begin(), tightest_first.end(),
+                     [&](uint32_t a, uint32_t b) { return nodes_[a].free < nodes_[b].free; });
     if (near != nullptr)
       for (const OnNode& on : *near)
-        if (chosen.size() < wanted && is_whole(on.node)) chosen.push_back(on.node);
-    for (uint32_t node = 0; node < nodes_.size() && chosen.size() < wanted; ++node)
-      if (is_whole(node) && std::find(chosen.begin(), chosen.end(), node) == chosen.end())
+        if (chosen.size() < wanted && is_fit(on.node)) chosen.push_back(on.node);
+    for (const uint32_t node : tightest_first)
+      if (chosen.size() < wanted && is_fit(node) &&
+          std::find(chosen.begin(), chosen.end(), node) == chosen.end())
         chosen.push_back(node);
-    if (chosen.size() < wanted || gpus % largest_ != 0) return false;
+    if (chosen.size() < wanted || gpus % each != 0) return false;
     std::sort(chosen.begin(), chosen.end());
   }
   std::vector<OnNode> places;
-  for (const uint32_t node : chosen) places.push_back(take(node, std::min(gpus, largest_)));
+  for (const uint32_t node : chosen) places.push_back(take(node, each));
   taken_[job] = std::move(places);
   return true;
 }
@@ -123,7 +130,8 @@ void Placement::carry_out(std::span<Wish> wishes) {
 
 namespace {
 
-uint32_t gpus_of(const Wish& wish) { return wish.curve->points[*wish.point].gpus; }
+const CurvePoint& point_of(const Wish& wish) { return wish.curve->points[*wish.point]; }
+uint32_t gpus_of(const Wish& wish) { return point_of(wish).gpus; }
 
 void largest_first(std::vector<Wish*>& wishes) {
   std::stable_sort(wishes.begin(), wishes.end(),
@@ -141,14 +149,15 @@ const std::vector<OnNode>* places_of(const std::map<uint32_t, std::vector<OnNode
 bool Placement::place_all(std::vector<Wish*> wishes, const Places& before) {
   largest_first(wishes);
   return std::all_of(wishes.begin(), wishes.end(), [&](const Wish* wish) {
-    return place(wish->job, gpus_of(*wish), places_of(before, wish->job));
+    return place(wish->job, gpus_of(*wish), places_of(before, wish->job), point_of(*wish).each);
   });
 }
 
 void Placement::place_what_has_room(std::vector<Wish*> wishes, const Places& before) {
   largest_first(wishes);
   for (Wish* wish : wishes)
-    while (wish->point && !place(wish->job, gpus_of(*wish), places_of(before, wish->job))) {
+    while (wish->point &&
+           !place(wish->job, gpus_of(*wish), places_of(before, wish->job), point_of(*wish).each)) {
       if (*wish->point == 0) wish->point.reset();
       else --*wish->point;
     }

@@ -19,7 +19,8 @@ struct Wish {
   std::optional<uint32_t> point, now;  // of its curve; none: no GPUs
 };
 
-/// A job has GPUs of one node, or whole nodes of the largest size. Threads: one.
+/// A job has GPUs of one node, or whole nodes of the largest size, or as many of each of several.
+/// Threads: one.
 class Placement {
  public:
   explicit Placement(const std::vector<NodeOfCluster>& nodes);
@@ -32,7 +33,9 @@ class Placement {
   void release(uint32_t job);
   /// On `near`'s node if that has room, else on the one with the least room that is enough. False:
   /// there is none, and nothing has changed. Cost: O(nodes).
-  bool place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near = nullptr);
+  /// `each`: on so many GPUs of each of its nodes, beyond one node; 0: on whole nodes.
+  bool place(uint32_t job, uint32_t gpus, const std::vector<OnNode>* near = nullptr,
+             uint32_t each = 0);
   /// Those very GPUs. False: some are taken, or do not work, and nothing has changed.
   bool take(uint32_t job, std::vector<OnNode> places);
 

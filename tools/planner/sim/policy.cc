@@ -73,12 +73,13 @@ Result<Policy> parse_policy(const std::string& name) {
 PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
                            const std::vector<JobToTrain>& kinds,
                            const std::vector<NodeOfCluster>& nodes,
-                           const std::map<std::string, Efficiency>* efficiency)
+                           const std::map<std::string, Efficiency>* efficiency, bool spreads)
     : policy_(policy),
       kinds_(kinds),
       nodes_(nodes),
       of_kind_(kinds.size()),
-      efficiency_(efficiency) {
+      efficiency_(efficiency),
+      spreads_(spreads) {
   for (size_t i = 0; i < kinds.size(); ++i) {
     Kind& kind = of_kind_[i];
     for (const ProfileRow* row : rows)
@@ -95,7 +96,7 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
       if (row->batch >= kinds[i].least_batch && row->batch <= kinds[i].most_batch)
         batches.insert(row->batch);
     for (const uint64_t batch : batches)
-      if (!make_curve(kind.rows, kinds[i].model, batch, batch, nodes).empty())
+      if (!make_curve(kind.rows, kinds[i].model, batch, batch, nodes, {}, spreads).empty())
         kind.batches.push_back(batch);
   }
 }
@@ -134,7 +135,7 @@ Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed, siz
     if (const Efficiency* efficiency = efficiency_of(job))
       worth = [=](uint64_t samples) { return efficiency->of(epoch, samples); };
     curve = make_curve(of_kind_[job.kind].rows, kind.model, batch == 0 ? kind.least_batch : batch,
-                       batch == 0 ? kind.most_batch : batch, nodes_, worth);
+                       batch == 0 ? kind.most_batch : batch, nodes_, worth, spreads_);
     if (asked != 0) {  // the fewest that are as many, or the most that there are
       auto taken = std::find_if(curve.points.begin(), curve.points.end(),
                                 [&](const CurvePoint& point) { return point.gpus >= asked; });

@@ -43,10 +43,11 @@ std::vector<std::pair<std::string, std::string>> known_policies();
 class PolicyCurves {
  public:
   /// `rows` outlive it; batches that nobody tried are interpolated between those that were.
-  /// `efficiency`: by model, of those whose throughput counts goodput; outlives it.
+  /// `efficiency`: by model, of those whose throughput counts goodput; outlives it. `spreads`: as
+  /// make_curve().
   PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
                const std::vector<JobToTrain>& kinds, const std::vector<NodeOfCluster>& nodes,
-               const std::map<std::string, Efficiency>* efficiency = nullptr);
+               const std::map<std::string, Efficiency>* efficiency = nullptr, bool spreads = false);
 
   /// In an epoch, where goodput counts; those of all epochs have the same numbers of GPUs.
   /// kInvalidArgument: the policy has nothing to give to such a job. A random batch is drawn by
@@ -67,6 +68,7 @@ class PolicyCurves {
   const std::vector<NodeOfCluster>& nodes_;
   std::vector<Kind> of_kind_;
   const std::map<std::string, Efficiency>* efficiency_;
+  const bool spreads_;
   /// By kind, batch, GPUs, epoch.
   std::map<std::tuple<uint32_t, uint64_t, uint32_t, size_t>, Curve> curves_;
 };

@@ -48,8 +48,8 @@ class Taker {
     wishes_[j].point.reset();
   }
   bool place(uint32_t j, uint32_t point) {
-    if (!cluster_.place(wishes_[j].job, jobs_[j].curve->points[point].gpus, &before_[j]))
-      return false;
+    const CurvePoint& wanted = jobs_[j].curve->points[point];
+    if (!cluster_.place(wishes_[j].job, wanted.gpus, &before_[j], wanted.each)) return false;
     wishes_[j].point = point;
     return true;
   }
