@@ -34,7 +34,7 @@ struct SimulateOptions {
   std::string file, device, output;
   std::string policies = "elastic,max-batch,min-batch,random-batch";
   std::optional<std::string> trace, start_price, first_start, prices, goodput;
-  std::string costs, growth = "0";
+  std::string costs, growth = "0", patience = "28800";
   std::string arrivals = "high", per_hour = "0", hours = "8", minutes = "20-60";
   std::string seeds = "1", seed = "1";
   std::string every = "60", price = "30", horizon = "3600";
@@ -97,6 +97,7 @@ planner::SimulationRules rules_of(const SimulateOptions& options) {
   rules.scaling.change_s = std::stod(options.price);
   rules.scaling.start_s = std::stod(options.start_price.value_or(options.price));
   rules.scaling.horizon_s = std::stod(options.horizon);
+  rules.scaling.patience_s = std::stod(options.patience);
   if (options.first_start) rules.first_start_s = std::stod(*options.first_start);
   rules.growth = std::stod(options.growth);
   rules.every_s = std::stod(options.every);
@@ -416,6 +417,8 @@ void add_simulate(CLI::App& app, Context& context) {
       ->check(number(0, 1e6))
       ->capture_default_str();
   seconds("--horizon", options->horizon, "what a change wins counts for so long at most", 1);
+  seconds("--patience", options->patience, "elastic-overtaking: who came so long ago counts twice",
+          1);
   seconds("--every", options->every, "decide so often", 1);
   command->add_flag("--only-timer", options->only_timer,
                     "and not also when jobs come and end, nodes fail and return");

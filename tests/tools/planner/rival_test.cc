@@ -224,11 +224,11 @@ TEST(Rubick, GivesWhatIsFree) {
   Scaling world;
   PolicyCurves curves = world.curves("rubick");
   const Curve* curve = curves.of({"m-1", 0}, 0).value();
-  Curve small = *curve;
-  small.points.pop_back();
+  Curve small = *curve, large = *curve;
+  for (CurvePoint& point : large.points) point.technique = "zero-offload";
   Placement cluster(world.nodes);
-  std::vector<ElasticJob> jobs = {{&small, 1e6, std::nullopt}, {curve, 1e6, std::nullopt}};
-  std::vector<Wish> wishes = {{0, &small, {}, {}}, {1, curve, {}, {}}};
+  std::vector<ElasticJob> jobs = {{&small, 1e6, std::nullopt}, {&large, 1e6, std::nullopt}};
+  std::vector<Wish> wishes = {{0, &small, {}, {}}, {1, &large, {}, {}}};
   take_what_is_free(jobs, wishes, cluster);
   EXPECT_EQ(wishes[0].point, 3u) << "the whole of a node";
   EXPECT_EQ(wishes[1].point, 3u) << "the other one";

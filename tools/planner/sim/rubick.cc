@@ -36,9 +36,12 @@ class Taker {
   }
 
  private:
-  /// Of which some numbers of GPUs are more than a node has.
+  /// What a node holds only with its state offloaded, or not at all.
   bool is_large(uint32_t j) const {
-    return jobs_[j].curve->points.back().gpus > cluster_.largest_node();
+    const std::vector<CurvePoint>& points = jobs_[j].curve->points;
+    return std::all_of(points.begin(), points.end(), [&](const CurvePoint& point) {
+      return point.gpus > cluster_.largest_node() || point.technique.ends_with("offload");
+    });
   }
   uint32_t gpus(uint32_t j) const {
     return wishes_[j].point ? jobs_[j].curve->points[*wishes_[j].point].gpus : 0;
