@@ -41,7 +41,7 @@ class TimeIndexedSearch {
 
  private:
   class Process;
-  std::unique_ptr<Process> process_;
+  std::shared_ptr<Process> process_;  // whose type is known where CBC is
 };
 
 }  // namespace ptc::planner

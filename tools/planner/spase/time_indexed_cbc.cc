@@ -258,7 +258,7 @@ TimeIndexedSearch::TimeIndexedSearch(const Instance& instance, double makespan,
                  ends[1]);
   }
   ::close(ends[1]);
-  if (child > 0) process_ = std::make_unique<Process>(instance.tasks.size(), child, ends[0]);
+  if (child > 0) process_ = std::make_shared<Process>(instance.tasks.size(), child, ends[0]);
   else ::close(ends[0]);
 }
 

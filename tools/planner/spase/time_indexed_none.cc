@@ -3,8 +3,6 @@
 
 namespace ptc::planner {
 
-class TimeIndexedSearch::Process {};
-
 bool TimeIndexedSearch::is_there() { return false; }
 TimeIndexedSearch::TimeIndexedSearch(const Instance&, double, std::chrono::milliseconds) {}
 TimeIndexedSearch::~TimeIndexedSearch() = default;
