@@ -81,7 +81,7 @@ def mean_ratio(over, under):
 def introspection(arguments, directory, sets):
     print(f"\nin simulated time, seeds {arguments.seed} to {arguments.seed + SEEDS - 1}, ÷ current practice; a change costs 30 s")
     print("profiles            cluster   deviation  + allocation  + technique  + introspection  all known before  "
-          "÷ without  changes")
+          "optimus, dynamic  ÷ without  changes")
     gains = []
     for name, (path, jobs) in sets.items():
         for cluster, nodes in CLUSTERS.items():
@@ -89,11 +89,11 @@ def introspection(arguments, directory, sets):
                 took, told = rehearsed(arguments, directory, nodes, path, with_practice(path, jobs), "--deviation", deviation)
                 gain = mean_ratio(took["+ introspection"], took["+ technique"])
                 gains.append(gain)
-                steps = ("+ allocation", "+ technique", "+ introspection", "all known before")
+                steps = ("+ allocation", "+ technique", "+ introspection", "all known before", "optimus, dynamic")
                 ratios = [mean_ratio(took[step], took["current practice"]) for step in steps]
                 changes = statistics.mean(one["+ introspection"]["changes"] for one in told)
                 print(f"{name:19} {cluster:9} {deviation:9}  {ratios[0]:12.2f}  {ratios[1]:11.2f}  {ratios[2]:15.2f}  "
-                      f"{ratios[3]:16.2f}  {gain:9.3f}  {changes:7.1f}")
+                      f"{ratios[3]:16.2f}  {ratios[4]:16.2f}  {gain:9.3f}  {changes:7.1f}")
     print(f"introspection ÷ without it: {statistics.median(gains):.3f} in the median, {max(gains):.3f} at most (goals: 0.95, 1.0; "
           "above 1 where what is drawn comes after what was decided)")
     name, cluster = "six models (A800)", "4x8"

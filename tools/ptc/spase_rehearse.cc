@@ -59,7 +59,7 @@ std::vector<Step> rehearsed(const planner::Instance& instance, const RehearseOpt
   const planner::SolverOptions& how = rules.introspection.solver;
   std::vector<Step> steps;
   for (const planner::Baseline& other : planner::baselines(truth, how.seed, how.stop))
-    if (other.name == "current practice")
+    if (other.name == "current practice" || other.name == "optimus, dynamic")
       steps.push_back({other.name, other.what, {other.makespan}});
   steps.push_back({"+ allocation", "GPUs and order by a schedule; the technique is the user's",
                    planner::rehearse(usual, planned(usual, how), slowness, rules)});

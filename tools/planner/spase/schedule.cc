@@ -48,7 +48,8 @@ void ListScheduler::begin(const Choice& choice) {
 }
 
 void ListScheduler::begin_with_pinned(const Choice& choice) {
-  pinned_.assign(nodes_, {});
+  pinned_.resize(nodes_);
+  for (auto& of_node : pinned_) of_node.clear();
   for (uint32_t task = 0; task < instance_.tasks.size(); ++task) {
     const Configuration& what = instance_.tasks[task].configurations[choice.configuration[task]];
     for (const OnNode& on : what.pinned)
