@@ -6,6 +6,7 @@ SIGTERM: then all ranks save after the same step, and end. Nothing in here knows
 Sums over samples are made in one order, whatever dp and pp are: a tree over the places of a batch, of which each rank
 has a branch. So a run that changes only these is the same run, to the last bit.
 """
+import gc
 import json
 import os
 
@@ -175,6 +176,7 @@ def run(make, rank, world, job, layout, checkpoint, meet, log):
     stop = ptc.training.stops_at_sigterm()
     ptc.training.end_with_launcher()
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays
     dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=world)
     trainer = make(layout)
 
