@@ -153,6 +153,7 @@ TEST(JobRecord, ComesBackAsItWas) {
   record.costs = ChangeCosts{1, 2, 3, 4};
   record.changes = 9;
   record.failures = 2;
+  record.slowness = 1.5;
   record.remark = "so it is";
   ASSERT_TRUE(write_record(scratch.path(), record));
   const auto read = read_record(scratch.path());
@@ -170,6 +171,7 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_DOUBLE_EQ(read->costs->link, 3);
   EXPECT_EQ(read->changes, 9u);
   EXPECT_EQ(read->failures, 2u);
+  EXPECT_EQ(read->slowness, 1.5);
   EXPECT_EQ(read->remark, record.remark);
   EXPECT_TRUE(read->is_own);
   ASSERT_EQ(::chmod(scratch.path("autoscale.json").c_str(), 0666), 0);

@@ -21,6 +21,7 @@ constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
 constexpr int kMostRefusals = 5;
 constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
 constexpr int kLeastSeen = 4, kMostSeen = 64;  // of a pace: how often it was seen to get on
+constexpr double kNoted = 0.1;                 // it is written down when it differs by so much
 constexpr double kLeastPace = 1;               // and for how many seconds
 constexpr const char* kAdopt = "autoscale.adopt";
 
@@ -508,8 +509,10 @@ void LiveJob::note_pace() {
   }
   const double seconds = all_.now() - pace_->since;
   if (++pace_->seen < kLeastSeen || seconds < kLeastPace || record_.has->samples_per_s <= 0) return;
-  slowness_ =
+  const double before = record_.slowness;
+  record_.slowness =
       seconds * record_.has->samples_per_s / static_cast<double>(consumed_ - pace_->consumed);
+  if (std::abs(record_.slowness - before) > kNoted * before) write();
   if (pace_->seen >= kMostSeen) pace_ = Pace{all_.now(), consumed_};
 }
 

@@ -89,7 +89,7 @@ class LiveJob {
   const std::optional<MountedJob>& seen() const { return seen_; }
   double samples_left() const;
   /// What a sample has taken lately ÷ what its curve says; 1 until that is known.
-  double slowness() const { return slowness_; }
+  double slowness() const { return record_.slowness; }
   uint64_t failures() const { return record_.failures; }
   /// Nothing was consumed since its processes were started.
   bool is_starting() const { return worker_ && !start_is_measured_; }
@@ -155,7 +155,6 @@ class LiveJob {
     int seen = 0;
   };
   std::optional<Pace> pace_;  // none: nothing was seen since it was started
-  double slowness_ = 1;
   bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
 };
 

@@ -98,6 +98,8 @@ std::optional<JobRecord> read_record(const std::string& directory) {
                                std::max(positive("link_bytes_per_s", usual.link), 1.0),
                                std::max(positive("memory_bytes_per_s", usual.memory), 1.0)};
   }
+  if (const double slowness = real_of(object, "slowness", 1); slowness > 1e-6 && slowness < 1e6)
+    record.slowness = slowness;
   record.changes = number_of(object, "changes");
   record.failures = number_of(object, "failures");
   if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;
@@ -113,6 +115,7 @@ Result<> write_record(const std::string& directory, const JobRecord& record) {
   object["devices"] = std::move(devices);
   if (!record.remark.empty()) object["remark"] = record.remark;
   if (!record.decision.empty()) object["decision"] = record.decision;
+  if (record.slowness != 1) object["slowness"] = record.slowness;
   object["changes"] = record.changes;
   object["failures"] = record.failures;
   if (record.costs)

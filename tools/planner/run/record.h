@@ -38,6 +38,7 @@ struct JobRecord {
   std::string started_at = {};
   bool was_asked_to_end = false;
   std::optional<ChangeCosts> costs = {};
+  double slowness = 1;  // what a sample has taken lately ÷ what its curve says
   uint64_t changes = 0, failures = 0;
   json::object decision = {};  // the last one: at, why, from, to, gain, price_s
   std::string remark = {};     // for people: why it is as it is
