@@ -52,7 +52,7 @@ class ProfileRun(unittest.TestCase):
         return [os.path.join(mount.bin_dir(), "ptc"), "profile", "run", self.path("jobs.json"), "--library", self.path(library), *words]
 
     def run_it(self, *words, code=0, library="library", **more):
-        done = subprocess.run(self.command(*words, library=library), capture_output=True, text=True, check=False, timeout=120, **more)
+        done = subprocess.run(self.command(*words, library=library), capture_output=True, text=True, check=False, timeout=400, **more)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
