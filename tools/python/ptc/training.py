@@ -29,6 +29,8 @@ class Samples:
         plan = job.read_json("dataset/plan.json")
         segment = plan["segments"][-1]
         self.batch, self.end = segment["batch"], plan["end"]
+        if self.batch % dp_size != 0:
+            raise ValueError(f"{dp_size} ranks cannot share a batch of {self.batch} evenly")
         self.each = self.batch // dp_size
         done = (plan["consumed"] - segment["from"]) // self.batch * self.each
         self.lines: Iterator[str] = itertools.islice(self.read(job, dp_rank), done, None)

@@ -352,6 +352,8 @@ def execute(make, asked):
         plan = job.read_json("dataset/plan.json")
         if plan["consumed"] == consumed and plan["segments"][-1]["dp"] == sizes["dp"]:
             break
+        if job.layout != layout:
+            raise NoTime("layout.json was changed meanwhile")
         time.sleep(0.05)
     if plan["segments"][-1]["batch"] != asked["batch"]:
         raise NoTime(f'order.json has batches of {plan["segments"][-1]["batch"]}, and not {asked["batch"]}')
