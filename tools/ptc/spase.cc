@@ -40,8 +40,9 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
   const std::string told = fmt::format(
       "{} until all are done; {} is the least that there can be, by {}{}. {} tried in {:.1f} s.",
       planner::time_text(makespan), planner::time_text(solution.lower_bound), solution.bound_by,
-      solution.optimal() ? std::string(": this is the shortest")
-                         : fmt::format(" (at most {:.1f} % less)", gap),
+      solution.optimal()  ? std::string(": this is the shortest")
+      : solution.late > 0 ? std::string(" (somebody is late, and that comes first)")
+                          : fmt::format(" (at most {:.1f} % less)", gap),
       planner::counted(solution.steps, "schedule"), solution.seconds);
   fmt::print(out, "\n{}\n\n", wrapped(told, 0, width));
   Table beside({{"INSTEAD"},

@@ -185,6 +185,22 @@ TEST(Spase, WhoHasADeadlineIsInTimeIfAnybodyCanBe) {
   EXPECT_EQ(cost_of(instance, schedule), 220 + 1000);
 }
 
+TEST(Spase, ToBeInTimeWeighsMoreThanAnyMakespan) {
+  Instance instance;
+  instance.nodes = {{"w0", 2}};
+  instance.tasks.push_back({"a", {{1, 1, 500'100, 8, ""}, {2, 1, 500'000, 8, ""}}, {}});
+  instance.tasks.push_back({"b", {{1, 1, 6e7, 8, ""}}, {}});
+  EXPECT_TRUE(solve(instance, few_steps()).optimal());
+  instance.tasks[0].due_s = 500'050;
+  const Solution in_time = solve(instance, few_steps());
+  EXPECT_EQ(in_time.late, 0);
+  EXPECT_EQ(in_time.schedule.makespan, 6e7 + 500'000);
+  instance.tasks[0].due_s = 499'000;
+  const Solution late = solve(instance, few_steps());
+  EXPECT_EQ(late.late, 1000);
+  EXPECT_FALSE(late.optimal());
+}
+
 TEST(Introspection, ChangesWhoRunsForSomebodysDeadline) {
   Instance instance;
   instance.nodes = {{"w0", 2}};

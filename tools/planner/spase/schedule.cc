@@ -10,7 +10,18 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-constexpr double kOfLateness = 1000;  // to be late weighs so much more than to take longer
+/// What a second of lateness weighs: more than all tasks one after another take, however they are
+/// configured.
+double weight_of_lateness(const Instance& instance) {
+  constexpr double kLeast = 1000;
+  double all = 0;
+  for (const Task& task : instance.tasks) {
+    double longest = 0;
+    for (const Configuration& one : task.configurations) longest = std::max(longest, one.seconds);
+    all += longest;
+  }
+  return std::max(kLeast, all);
+}
 
 }  // namespace
 
@@ -25,7 +36,8 @@ ListScheduler::ListScheduler(const Instance& instance)
                                     [](const Configuration& one) { return !one.pinned.empty(); });
                               })),
       has_deadlines_(std::any_of(instance.tasks.begin(), instance.tasks.end(),
-                                 [](const Task& task) { return task.due_s.has_value(); })) {
+                                 [](const Task& task) { return task.due_s.has_value(); })),
+      of_lateness_(weight_of_lateness(instance)) {
   // The smaller ones first: of two that a task could start on, the wide ones are left free.
   by_size_.resize(nodes_);
   std::iota(by_size_.begin(), by_size_.end(), 0);
@@ -139,7 +151,7 @@ double ListScheduler::makespan(const Choice& choice, uint32_t* last) {
 
 double ListScheduler::cost(const Choice& choice, uint32_t* last) {
   const double seconds = makespan(choice, last);
-  return seconds + kOfLateness * late_;
+  return late_ == 0 ? seconds : seconds + of_lateness_ * late_;
 }
 
 double ListScheduler::smooth_end(double makespan, int doublings) const {
@@ -183,8 +195,9 @@ std::vector<double> lateness_of(const Instance& instance, const Schedule& schedu
 }
 
 double cost_of(const Instance& instance, const Schedule& schedule) {
-  const std::vector<double> late = lateness_of(instance, schedule);
-  return schedule.makespan + kOfLateness * std::accumulate(late.begin(), late.end(), 0.0);
+  const std::vector<double> each = lateness_of(instance, schedule);
+  const double late = std::accumulate(each.begin(), each.end(), 0.0);
+  return late == 0 ? schedule.makespan : schedule.makespan + weight_of_lateness(instance) * late;
 }
 
 Choice choice_of(const Schedule& schedule, size_t tasks) {

@@ -71,6 +71,7 @@ class ListScheduler {
   std::vector<double> free_;                    // infinity where there is none
   std::vector<std::vector<uint32_t>> numbers_;  // of the same GPUs, in schedule()
   const bool has_pinned_, has_deadlines_;
+  const double of_lateness_;
   double late_ = 0;                                               // of the last choice, in sum
   std::vector<std::vector<std::pair<double, uint32_t>>> pinned_;  // by place: until when, which GPU
 };

@@ -66,7 +66,7 @@ class Search {
                      [](const Start& a, const Start& b) { return a.makespan < b.makespan; });
     best_ = starts.front();
     if (options_.steps == 0 && !done())
-      model_.emplace(instance_, best_.makespan,
+      model_.emplace(instance_, scheduler_.makespan(best_.choice),
                      std::chrono::duration_cast<std::chrono::milliseconds>((end_ - Clock::now()) *
                                                                            kOfTime / 100));
     // Short legs from the best starts, then longer ones from what is best, shaken a little.
@@ -93,6 +93,8 @@ class Search {
     if (shortest != nullptr &&
         cost_of(instance_, *shortest) < cost_of(instance_, solution.schedule))
       solution.schedule = *shortest;
+    const std::vector<double> late = lateness_of(instance_, solution.schedule);
+    solution.late = std::accumulate(late.begin(), late.end(), 0.0);
     solution.lower_bound = bound_;
     solution.bound_by = bound_by_;
     solution.steps = steps_;
