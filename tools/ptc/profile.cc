@@ -142,7 +142,10 @@ Result<int> run_show(const ProfileOptions& options) {
                                          points.front().samples_per_s),
              std::to_string(point.row->batch),
              point.row->way() + (point.row->origin == "modelled" ? " (modelled)" : "")});
-      if (points.empty()) add({"-", "-", "-", "-", "out of memory in all trials"});
+      if (!points.empty()) continue;
+      const std::string why = planner::why_no_time(parts[{model, device}]);
+      add({"-", "-", "-", "-",
+           why == "out of memory" ? why + " in all trials" : "no time in any trial: " + why});
     }
   }
   if (table.empty()) {
@@ -168,7 +171,7 @@ void add_profile(CLI::App& app, Context& context) {
       app.add_subcommand("profile", "Tell how fast models train, by GPUs and layout");
   command->footer(
       "A profile is a table (CSV): model, technique, batch, tp, pp, dp, iteration_s …,\n"
-      "a line for each trial; \"oom\" stands for a time where memory was too little.\n"
+      "a line for each trial; \"oom\" stands for a time where there was none.\n"
       "\nExamples:\n"
       "  ptc profile import elasticflow throughputs_A100/*.csv -o profiles.csv\n"
       "  ptc profile run jobs.json -o profiles.csv\n"

@@ -375,6 +375,12 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
   const std::string rows =
       "model,batch,gpus,max_gpus_per_node,iteration_s\ngpt2,8,16,8,1\ngpt2,8,8,4,1\nbert,8,1,1,"
       "oom\nwide,8,6,6,1\n";
+  EXPECT_EQ(
+      instance_complaint(job(R"("model": "net")"),
+                         "model,batch,gpus,iteration_s,origin\nnet,8,1,oom,none: it took more than "
+                         "60 s\nnet,8,2,oom,none: it took more than 60 s\nnet,8,4,oom,none: no\n"),
+      "job 'a': 'net' had no time in any trial: it took more than 60 s (and 1 other reason); "
+      "\"ptc profile run --again --within S\" gives it longer");
   EXPECT_EQ(instance_complaint(job(R"("model": "gpt2")"), rows), "taken");  // both nodes
   EXPECT_EQ(
       instance_complaint(job(R"("model": "gpt")"), rows),

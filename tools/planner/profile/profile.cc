@@ -126,10 +126,9 @@ class Reader {
     if (is_none(csv_.at(i, seconds_))) return row;
     const Result<double> time = csv_.number(i, seconds_);
     if (time.has_error())
-      return csv_.error(
-          i, seconds_,
-          fmt::format("{} is no time: seconds, or \"oom\" where memory was too little",
-                      ptc::quoted(csv_.at(i, seconds_))));
+      return csv_.error(i, seconds_,
+                        fmt::format("{} is no time: seconds, or \"oom\" where a trial had none",
+                                    ptc::quoted(csv_.at(i, seconds_))));
     const double seconds = time.value();
     if (seconds < kLeastIteration || seconds > kMostIteration)
       return csv_.error(i, seconds_,
@@ -170,6 +169,28 @@ std::string profiles_csv(const std::vector<ProfileRow>& rows) {
         row.iteration_s ? fmt::format("{}", *row.iteration_s) : "oom", number(row.peak_bytes),
         csv_field(row.origin), some_accumulate ? fmt::format(",{}", row.accumulation) : "");
   return out;
+}
+
+std::string why_no_time(std::span<const ProfileRow* const> rows) {
+  constexpr std::string_view kNone = "none: ", kMemory = "out of memory";
+  std::map<std::string, size_t> reasons;  // and of how many trials
+  for (const ProfileRow* row : rows)
+    if (!row->iteration_s)
+      ++reasons[row->origin.starts_with(kNone) ? row->origin.substr(kNone.size())
+                                               : std::string(kMemory)];
+  if (reasons.empty() || (reasons.size() == 1 && reasons.begin()->first == kMemory))
+    return std::string(kMemory);
+  const auto first =
+      std::max_element(reasons.begin(), reasons.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::string text = first->first;
+  if (const size_t others = reasons.size() - 1; others != 0)
+    text += fmt::format(" (and {})", counted(others, "other reason"));
+  const bool is_late = std::any_of(reasons.begin(), reasons.end(), [](const auto& one) {
+    return one.first.starts_with("it took more than ");
+  });
+  if (is_late) text += "; \"ptc profile run --again --within S\" gives it longer";
+  return text;
 }
 
 bool is_packed(const ProfileRow& row, uint32_t gpus_per_node) {

@@ -74,6 +74,10 @@ struct FrontierOf {
   bool keeps_all = false;                              // also what no more than fewer GPUs give
 };
 
+/// Of trials that all have no time, why: "it took more than 60 s (and 3 other reasons)", the reason
+/// of most first, and what helps; "out of memory" where no row says another one.
+std::string why_no_time(std::span<const ProfileRow* const> rows);
+
 /// Whether its GPUs lay on as few nodes as there can be, of so many each; or that is not known.
 bool is_packed(const ProfileRow& row, uint32_t gpus_per_node);
 

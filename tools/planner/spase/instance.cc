@@ -72,21 +72,25 @@ Error no_batch(const JobToTrain& job, const Rows& rows) {
 Error fits_nowhere(const JobToTrain& job, const Rows& rows, const Instance& instance,
                    const Counts& counts) {
   const uint32_t largest = counts.largest();
-  bool has_batch = false;
+  Rows of_batch;
   const ProfileRow *least = nullptr, *spread = nullptr;  // of the fewest GPUs
   for (const ProfileRow* row : rows) {
     if (row->batch < job.least_batch || row->batch > job.most_batch) continue;
-    has_batch = true;
+    of_batch.push_back(row);
     if (!row->iteration_s) continue;
     if (least == nullptr || row->gpus < least->gpus) least = row;
     const bool can_be_had = counts.nodes_for(row->gpus) != 0;
     if (can_be_had && (spread == nullptr || row->gpus < spread->gpus)) spread = row;
   }
   const std::string job_name = ptc::quoted(job.name), model = ptc::quoted(job.model);
-  if (!has_batch) return no_batch(job, rows);
-  if (least == nullptr)
-    return invalid_argument("job {}: {} was out of memory in all that its profiles tried", job_name,
-                            model);
+  if (of_batch.empty()) return no_batch(job, rows);
+  if (least == nullptr) {
+    const std::string why = why_no_time(of_batch);
+    if (why == "out of memory")
+      return invalid_argument("job {}: {} was out of memory in all that its profiles tried",
+                              job_name, model);
+    return invalid_argument("job {}: {} had no time in any trial: {}", job_name, model, why);
+  }
   if (spread != nullptr) {
     const uint32_t nodes = counts.nodes_for(spread->gpus);
     return invalid_argument(
