@@ -101,6 +101,13 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
               testing::HasSubstr("a number from 1"));
   EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1, "batch": [4, 2]})"),
               testing::HasSubstr("[least, most]"));
+  EXPECT_THAT(with(R"({"name": "a\u0000b", "model": "m", "samples": 1})"),
+              testing::HasSubstr("'name' has control characters"));
+  EXPECT_THAT(with(R"({"name": "a", "model": "m\u001b[2J", "samples": 1})"),
+              testing::HasSubstr("'model' has control characters"));
+  EXPECT_THAT(with(R"({"name": "a", "model": "m", "samples": 1,
+                       "run": {"command": ["x"], "directory": "a\u0000b"}})"),
+              testing::HasSubstr("'directory' has control characters"));
   EXPECT_THAT(
       with(
           R"({"name": "a", "model": "m", "samples": 1}, {"name": "a", "model": "m", "samples": 1})"),

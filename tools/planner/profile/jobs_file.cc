@@ -54,11 +54,11 @@ class JobParser : JsonSettings {
                         {"name", "model", "samples", "batch", "technique", "now", "run", "trial",
                          "deadline", "state"}));
     JobToTrain job;
-    PTC_TRY(job.name, text("name"));
+    PTC_TRY(job.name, name("name"));
     if (job.name.empty()) return missing(text_, at_, "name", "what the job is called");
-    PTC_TRY(job.model, text("model"));
+    PTC_TRY(job.model, name("model"));
     if (job.model.empty()) return missing(text_, at_, "model", "a model of the profiles");
-    PTC_TRY(job.technique, text("technique"));
+    PTC_TRY(job.technique, name("technique"));
     const json::value* samples = object_.if_contains("samples");
     if (samples == nullptr) return missing(text_, at_, "samples", "how many are still to be read");
     const double number = samples->is_number() ? samples->to_number<double>() : 0;
@@ -90,6 +90,13 @@ class JobParser : JsonSettings {
     if (value == nullptr) return std::string();
     if (!value->is_string()) return error(below(key), fmt::format("'{}' must be a text", key));
     return std::string(value->get_string());
+  }
+
+  Result<std::string> name(const std::string& key) const {
+    PTC_TRY(std::string said, text(key));
+    if (has_control_characters(said))
+      return error(below(key), fmt::format("'{}' has control characters", key));
+    return said;
   }
 
   Result<> batch(JobToTrain& job) const {
@@ -184,6 +191,8 @@ class JobParser : JsonSettings {
       if (const json::value* directory = all.if_contains("directory")) {
         if (!directory->is_string()) return error(place("directory"), "'directory' must be a text");
         run.directory = std::string(directory->get_string());
+        if (has_control_characters(run.directory))
+          return error(place("directory"), "'directory' has control characters");
       }
       const auto seconds = [&](const char* key) -> Result<std::optional<double>> {
         const json::value* found = all.if_contains(key);
