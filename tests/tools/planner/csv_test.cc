@@ -55,9 +55,9 @@ TEST(Csv, SaysWhereWhatIsWrong) {
   EXPECT_EQ(csv_complaint(std::string(5000, ',')), "t.csv: line 1: more than 4096 columns");
   const auto csv = Csv::parse("model,iteration\nx,1e999", "t.csv");
   EXPECT_EQ(csv.value().needed("iteration_s").error().message(),
-            "t.csv: line 1: there is no column 'iteration_s' (is it 'iteration'?)");
+            "t.csv: line 1: there is no column 'iteration_s' (is it 'iteration'? rename it)");
   EXPECT_THAT(Csv::parse("Batch,Batch size\n", "t.csv").value().needed("batch").error().message(),
-              testing::HasSubstr("(is it 'Batch'?)"));
+              testing::HasSubstr("(is it 'Batch'? rename it)"));
   for (const char* bad : {"1e999", "nan", "inf", "1 2", "0x10", ""}) {
     const auto one = Csv::parse(std::string("a,b\n") + bad + ",1", "t.csv");
     EXPECT_TRUE(one.value().number(0, 0).has_error()) << bad;

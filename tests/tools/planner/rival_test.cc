@@ -182,7 +182,7 @@ TEST(Goodput, SaysWhereWhatIsWrong) {
   EXPECT_THAT(complaint("64,1,10", "16,1,10"), HasSubstr("line 4, column 7 (batch): a second"));
   EXPECT_THAT(complaint("64,2,32", "16,3,32"), HasSubstr("other batches than the first"));
   EXPECT_THAT(complaint("16,2,30", "16,2,9"), HasSubstr("epoch 2 ends before it begins"));
-  EXPECT_THAT(complaint("steps", "stps"), HasSubstr("(is it 'stps'?)"));
+  EXPECT_THAT(complaint("steps", "stps"), HasSubstr("(is it 'stps'? rename it)"));
 }
 
 TEST(Growth, IsByWhatAJobHasTrainedWith) {

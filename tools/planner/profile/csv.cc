@@ -129,8 +129,9 @@ std::optional<std::string> Csv::like_title(std::string_view title) const {
 Result<size_t> Csv::needed(std::string_view title) const {
   if (const auto found = column(title)) return *found;
   const auto like = like_title(title);
-  return invalid_argument("{}: line 1: there is no column '{}'{}", name_, title,
-                          like ? fmt::format(" (is it {}?)", ptc::quoted(*like)) : std::string());
+  return invalid_argument(
+      "{}: line 1: there is no column '{}'{}", name_, title,
+      like ? fmt::format(" (is it {}? rename it)", ptc::quoted(*like)) : std::string());
 }
 
 Error Csv::error(size_t row, size_t column, std::string_view message) const {
