@@ -210,6 +210,8 @@ TEST(Policy, ThoseThatThereAreAreNamed) {
   EXPECT_TRUE(parse_policy("max-batch+accumulation").value().accumulates);
   EXPECT_THAT(parse_policy("elastc").error().message(),
               HasSubstr("'elastc' (did you mean 'elastic'?)"));
+  for (const auto& [name, what] : known_policies())
+    EXPECT_THAT(parse_policy("elastc").error().message(), HasSubstr("'" + name + "'"));
 }
 
 TEST(Placement, TakesTheTightestNodeAndWholeOnes) {

@@ -110,11 +110,11 @@ std::string some_of(const std::set<std::string>& names, size_t most) {
   return text;
 }
 
-std::string what_there_is(std::string_view word, const std::set<std::string>& known) {
+std::string what_there_is(std::string_view word, const std::set<std::string>& known, size_t most) {
   if (known.empty()) return "";
   const auto like = meant(word, {known.begin(), known.end()});
   return (like ? fmt::format(" (did you mean {}?)", ptc::quoted(*like)) : std::string()) +
-         "; there " + (known.size() == 1 ? "is " : "are ") + some_of(known);
+         "; there " + (known.size() == 1 ? "is " : "are ") + some_of(known, most);
 }
 
 }  // namespace ptc::planner

@@ -29,8 +29,10 @@ Result<std::string> read_input(const std::string& path, size_t most);
 /// have instead, and the command that changes it.
 Result<std::string_view> as_utf8(std::string_view text, const std::string& name);
 
-/// For "there is no 'word'": " (did you mean 'words'?); there are 'other', 'words' and 3 more".
-std::string what_there_is(std::string_view word, const std::set<std::string>& known);
+/// For "there is no 'word'": " (did you mean 'words'?); there are 'other', 'words' and 3 more",
+/// of at most `most` names.
+std::string what_there_is(std::string_view word, const std::set<std::string>& known,
+                          size_t most = 8);
 /// "'a', 'b' and 3 more", of at most `most` names.
 std::string some_of(const std::set<std::string>& names, size_t most = 8);
 

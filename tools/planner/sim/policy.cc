@@ -67,7 +67,7 @@ Result<Policy> parse_policy(const std::string& name) {
     names.insert(one.policy.name);
   }
   return invalid_argument("there is no policy {}{}", ptc::quoted(name),
-                          what_there_is(std::string(plain), names));
+                          what_there_is(std::string(plain), names, names.size()));
 }
 
 PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const ProfileRow*>& rows,
