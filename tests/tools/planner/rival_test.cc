@@ -70,6 +70,7 @@ TEST(Movement, IsThatOfPtcfsOwnPlan) {
   EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 4, 4, 1)), 256u);
   EXPECT_TRUE(movement_of(model, laid_out(1, 1, 4), laid_out(2, 1, 4)).has_error());
   EXPECT_EQ(movement_of(256.0, laid_out(4, 1, 4), laid_out(8, 1, 4)).moved, 256u);
+  EXPECT_EQ(movement_of(1e18, laid_out(1, 1, 1), laid_out(1, 100, 1, 5)).moved, uint64_t{1} << 63);
 }
 
 TEST(ChangePrices, ArePartsOfAStopAPlanAndAStart) {

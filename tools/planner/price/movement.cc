@@ -65,7 +65,8 @@ Movement movement_of(double state_bytes, const LaidOut& from, const LaidOut& to)
   uint32_t others = 0;
   for (uint32_t node = to.first_node; node < to.first_node + to.nodes(); ++node)
     others += !same_cut || node < from.first_node || node >= from.first_node + from.nodes();
-  return Movement{static_cast<uint64_t>(of_a_node * others), 0};
+  constexpr double kMost = 0x1p63;  // of which a whole number can be made
+  return Movement{static_cast<uint64_t>(std::min(kMost, of_a_node * others)), 0};
 }
 
 }  // namespace ptc::planner
