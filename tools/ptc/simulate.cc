@@ -147,6 +147,7 @@ class Simulator {
     for (const std::string& remark : from_.remarks)
       fmt::print(stderr, "ptc: {}\n", printable(remark));
     rules_ = rules_of(options_);
+    rules_.stop = &interrupted;
     if (options_.goodput) {
       PTC_TRY(const std::string text, planner::read_input(*options_.goodput, kMostTraceBytes));
       PTC_TRY(efficiency_, planner::read_efficiency(text, planner::input_name(*options_.goodput)));
@@ -236,8 +237,9 @@ class Simulator {
         if (jobs.empty())
           return invalid_argument("no job comes within {} hours (--hours, --per-hour)",
                                   options_.hours);
-        PTC_TRY(const auto run,
-                planner::simulate(from_.file.nodes, jobs, curves, *prices_, rules_, first + i));
+        auto done = planner::simulate(from_.file.nodes, jobs, curves, *prices_, rules_, first + i);
+        if (interrupted) return kInterrupted;
+        PTC_TRY(const auto run, std::move(done));
         const planner::Summary summary = planner::summary_of(from_.file.nodes, jobs, run, rules_);
         total.add(summary);
         if (!options_.output.empty()) {

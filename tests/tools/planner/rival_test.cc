@@ -167,6 +167,7 @@ TEST(Goodput, CountsEpochByEpoch) {
   EXPECT_DOUBLE_EQ(of.of(0, 64), 4 / 7.0);
   EXPECT_DOUBLE_EQ(of.of(1, 64), 0.4);
   EXPECT_DOUBLE_EQ(of.of(1, 16), 1);
+  EXPECT_DOUBLE_EQ(of.of(1, 4), 1);
   const auto nothing = constant_prices(0, 0);
   world.rules.on_events = true;
   const Simulated run = world.run("asked", {{"m-1", 0, 0, 480}}, *nothing);
@@ -183,6 +184,10 @@ TEST(Goodput, SaysWhereWhatIsWrong) {
   EXPECT_THAT(complaint("64,1,10", "16,1,10"), HasSubstr("line 4, column 7 (batch): a second"));
   EXPECT_THAT(complaint("64,2,32", "16,3,32"), HasSubstr("other batches than the first"));
   EXPECT_THAT(complaint("16,2,30", "16,2,9"), HasSubstr("epoch 2 ends before it begins"));
+  EXPECT_THAT(complaint("64,2,32,1,1", "64,2,32,1e308,1"),
+              HasSubstr("line 5, column 15 (grad_sqr): 1e+308 is too much"));
+  EXPECT_THAT(complaint("64,2,32,1,1", "64,2,32,1,1e308"),
+              HasSubstr("line 5, column 17 (grad_var): 1e+308 is too much"));
   EXPECT_THAT(complaint("steps", "stps"), HasSubstr("(is it 'stps'? rename it)"));
 }
 
@@ -194,6 +199,16 @@ TEST(Growth, IsByWhatAJobHasTrainedWith) {
   std::vector<uint32_t> gpus;
   for (const Segment& segment : run.segments) gpus.push_back(segment.point.gpus);
   EXPECT_THAT(gpus, testing::ElementsAre(1, 2, 4, 8, 16));
+}
+
+TEST(Growth, OfAnySizeIsNoLessThanOne) {
+  Scaling world;
+  world.rules.growth = 1e12;
+  const auto nothing = constant_prices(0, 0);
+  const Simulated run = world.run("elastic", {{"m-1", 0, 0, 1e5}}, *nothing);
+  ASSERT_EQ(run.segments.size(), 2u);
+  EXPECT_EQ(run.segments[0].point.gpus, 1u);
+  EXPECT_EQ(run.segments[1].point.gpus, 16u);
 }
 
 TEST(Pollux, SharesAsTheHarmonicMeanHasIt) {

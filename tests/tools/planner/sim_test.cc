@@ -206,6 +206,24 @@ TEST(Simulator, AJobThatFitsNowhereIsNamed) {
   EXPECT_THAT(run.error().message(), HasSubstr("'big-1'"));
 }
 
+TEST(Simulator, EndsWhereItIsStoppedAndAfterAHundredYears) {
+  World world;
+  const auto complaint = [&] {
+    PolicyCurves curves(parse_policy("asked").value(), world.all, world.kinds, world.nodes);
+    const auto run =
+        simulate(world.nodes, world.jobs, curves, *constant_prices(0, 0), world.rules, 1);
+    return run.has_error() ? run.error().message() : "done";
+  };
+  world.jobs = {{"s-1", 0, 1e9, 1000}};  // it comes after many ticks
+  EXPECT_EQ(complaint(), "done");
+  world.jobs.front().samples = 1e18;
+  world.rules.every_s = 1e6;
+  EXPECT_THAT(complaint(), HasSubstr("after 100 years of simulated time 1 of 1 jobs"));
+  std::atomic<bool> stop = true;
+  world.rules.stop = &stop;
+  EXPECT_EQ(complaint(), "the simulation was stopped");
+}
+
 TEST(Policy, ThoseThatThereAreAreNamed) {
   EXPECT_TRUE(parse_policy("max-batch+accumulation").value().accumulates);
   EXPECT_THAT(parse_policy("elastc").error().message(),

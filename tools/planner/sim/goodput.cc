@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "store/base/json.h"
 #include "tools/planner/profile/csv.h"
@@ -21,6 +22,7 @@ class EfficiencyReader {
     PTC_TRY(const size_t sqr, csv_.needed("grad_sqr"));
     PTC_TRY(const size_t var, csv_.needed("grad_var"));
     constexpr uint64_t kMostEpochs = 100'000;
+    constexpr double kMostOfGradient = 1e100;  // whose sums and ratios are numbers yet
     for (size_t i = 0; i < csv_.rows(); ++i) {
       std::vector<Efficiency::Epoch>& epochs = models_[csv_.at(i, model)].epochs_;
       PTC_TRY(const uint64_t number, csv_.whole(i, epoch, 1, kMostEpochs));
@@ -34,6 +36,10 @@ class EfficiencyReader {
       Efficiency::Gradient gradient;
       PTC_TRY(gradient.sqr, at_least(i, sqr, 0));
       PTC_TRY(gradient.var, at_least(i, var, 1e-300));
+      for (const auto& [column, value] : {std::pair(sqr, gradient.sqr), {var, gradient.var}})
+        if (value > kMostOfGradient)
+          return csv_.error(i, column,
+                            fmt::format("{} is too much: at most {}", value, kMostOfGradient));
       if (!of.of_batch.emplace(samples, gradient).second)
         return csv_.error(i, batch, "a second line of this model, batch and epoch");
     }
@@ -74,7 +80,8 @@ class EfficiencyReader {
 double Efficiency::of(size_t epoch, uint64_t batch) const {
   const std::map<uint64_t, Gradient>& tried = epochs_[epoch].of_batch;
   const auto samples = static_cast<double>(batch);
-  const double scale = samples / static_cast<double>(tried.begin()->first);
+  // Below the smallest nobody has tried what a sample is worth: no more than there.
+  const double scale = std::max(1.0, samples / static_cast<double>(tried.begin()->first));
   const auto above = tried.lower_bound(batch);
   Gradient gradient = above == tried.end() ? tried.rbegin()->second : above->second;
   if (above != tried.end() && above != tried.begin()) {

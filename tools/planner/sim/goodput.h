@@ -22,7 +22,8 @@ class Efficiency {
   size_t epochs() const { return epochs_.size(); }
   /// Samples of the smallest batch with which the epoch ends.
   double ends_at(size_t epoch) const { return epochs_[epoch].ends_at; }
-  /// In (0, 1]; between batches that were tried on the line between these, beyond as at the last.
+  /// In (0, 1]; between batches that were tried on the line between these, beyond as at the last,
+  /// below the first 1.
   double of(size_t epoch, uint64_t batch) const;
 
  private:

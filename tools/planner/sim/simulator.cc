@@ -54,8 +54,18 @@ class Simulation {
     fails_at_ = next_failure();
   }
 
-  Simulated run() {
-    while (next_arrival_ < jobs_.size() || !here_.empty()) step();
+  Result<Simulated> run() {
+    constexpr double kMost = kMostSimulatedYears * 365.25 * kSecondsOfADay;
+    while (next_arrival_ < jobs_.size() || !here_.empty()) {
+      if (rules_.stop != nullptr && rules_.stop->load(std::memory_order_relaxed))
+        return invalid_argument("the simulation was stopped");
+      step();
+      if (now_ > kMost)
+        return invalid_argument(
+            "after {:g} years of simulated time {} of {} jobs have not ended: they are too long, "
+            "changes cost too much, or nodes fail too often",
+            kMostSimulatedYears, here_.size() + jobs_.size() - next_arrival_, jobs_.size());
+    }
     out_.makespan = now_;
     for (size_t i = 0; i < jobs_.size(); ++i) {
       const JobOutcome& job = out_.jobs[i];
@@ -220,7 +230,8 @@ class Simulation {
     } else {
       decides = true;
     }
-    while (tick_ <= now_) tick_ += rules_.every_s;
+    if (tick_ <= now_) tick_ += rules_.every_s * std::ceil((now_ - tick_) / rules_.every_s);
+    if (tick_ <= now_) tick_ += rules_.every_s;
     if (decides) decide_now();
   }
 
@@ -242,7 +253,8 @@ class Simulation {
     told.age_s = now_ - arriving_[index].at_s;
     told.changes = out_.jobs[index].changes;
     if (rules_.growth > 0)
-      told.most_gpus = std::max(1u, static_cast<uint32_t>(rules_.growth * job.trained_with));
+      told.most_gpus = static_cast<uint32_t>(std::clamp<double>(
+          rules_.growth * job.trained_with, 1, std::numeric_limits<uint32_t>::max()));
     for (uint32_t i = 0; i < job.curve->points.size(); ++i)
       told.price_s.push_back(policy_.ignores_prices ? 0
                                                     : price_of(index, i, job.point.has_value()));

@@ -2,6 +2,7 @@
 // what decides for real (../elastic/autoscaler.h).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -27,7 +28,8 @@ struct SimulationRules {
   double window_s = 8 * 3600;   // in which ended jobs are counted
   double failures_per_day = 0;  // of each node
   double repair_s = 1800;
-  double checkpoint_s = 600;  // what was trained since the last goes with a node
+  double checkpoint_s = 600;                // what was trained since the last goes with a node
+  const std::atomic<bool>* stop = nullptr;  // ends the run with an error; outlives it
 };
 
 struct JobOutcome {
@@ -73,8 +75,11 @@ struct Summary {
   uint64_t changes = 0;
 };
 
+inline constexpr double kMostSimulatedYears = 100;
+
 /// All jobs are run to their ends, however long after the window. Equal arguments give equal
-/// results. kInvalidArgument: a job that the policy can give nothing; a change without a price.
+/// results. kInvalidArgument: a job that the policy can give nothing; a change without a price; it
+/// was stopped; jobs that have not ended after kMostSimulatedYears.
 Result<Simulated> simulate(const std::vector<NodeOfCluster>& nodes,
                            const std::vector<ArrivingJob>& jobs, PolicyCurves& curves,
                            ChangePrices& prices, const SimulationRules& rules, uint64_t seed);
