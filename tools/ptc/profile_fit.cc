@@ -65,7 +65,9 @@ Result<int> run_profile_fit(const ProfileFitOptions& options) {
   if (options.output) {
     PTC_TRY(output, OutputFile::at(*options.output, read));
   }
-  planner::Fit made = planner::fit(rows, how);
+  Result<planner::Fit> fitted = planner::fit(rows, how);
+  if (fitted.has_error()) return std::move(fitted).error().with_context(name);
+  planner::Fit made = std::move(fitted).value();
   for (const planner::FittedWay& way : made.ways) {
     if (!way.none.empty()) {
       fmt::print(stderr, "ptc: {}: not modelled: {}\n", printable(way.name), way.none);

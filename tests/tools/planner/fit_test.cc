@@ -40,7 +40,7 @@ TEST(Fit, GivesBackWhatRowsWereMadeOf) {
   rows.back().iteration_s = std::nullopt;  // out of memory: it was tried
   FitOptions options;
   options.most_gpus = 64;
-  const Fit found = fit(rows, options);
+  const Fit found = fit(rows, options).value();
   ASSERT_EQ(found.ways.size(), 1u);
   EXPECT_EQ(found.ways.front().name, "m ddp tp1-pp1");
   EXPECT_LT(found.ways.front().most_error, 1e-9);
@@ -57,7 +57,7 @@ TEST(Fit, GivesBackWhatRowsWereMadeOf) {
   EXPECT_THAT(counts, testing::ElementsAre(1, 2, 4, 8, 16, 32, 64));
   // Modelled rows are no trials.
   rows.insert(rows.end(), found.rows.begin(), found.rows.end());
-  EXPECT_EQ(profiles_csv(fit(rows, options).rows), profiles_csv(found.rows));
+  EXPECT_EQ(profiles_csv(fit(rows, options).value().rows), profiles_csv(found.rows));
 }
 
 TEST(Fit, TakesWhatSumsTakeFromTheClustersTable) {
@@ -75,19 +75,20 @@ TEST(Fit, TakesWhatSumsTakeFromTheClustersTable) {
   options.most_gpus = 32;
   options.gpus_per_node = kOnANode;
   const std::vector<ProfileRow> rows = {known_row(8, 1), known_row(128, 1)};
-  EXPECT_THAT(fit(rows, options).ways.front().none, HasSubstr("no trial has several replicas"));
+  EXPECT_THAT(fit(rows, options).value().ways.front().none,
+              HasSubstr("no trial has several replicas"));
   auto cluster = parse_communication(table, "sums.csv");
   ASSERT_TRUE(cluster.has_value()) << cluster.error().message();
   options.cluster = cluster.value();
   options.bytes = {{"m", kBytes}};
-  const Fit found = fit(rows, options);
+  const Fit found = fit(rows, options).value();
   EXPECT_GT(found.rows.size(), 10u);
   for (const ProfileRow& row : found.rows)
     EXPECT_NEAR(*row.iteration_s, known_seconds(row.batch, row.gpus), 1e-6 * *row.iteration_s);
 }
 
 TEST(Fit, SaysWhatItCannotModel) {
-  const Fit found = fit({known_row(8, 1), known_row(8, 2)}, {});
+  const Fit found = fit({known_row(8, 1), known_row(8, 2)}, {}).value();
   EXPECT_THAT(found.rows, IsEmpty());
   EXPECT_THAT(found.ways.front().none, HasSubstr("two batches or more"));
   EXPECT_EQ(parse_communication("gpus,bytes,seconds\n1,8,1", "s.csv").error().message(),
@@ -96,14 +97,30 @@ TEST(Fit, SaysWhatItCannotModel) {
             "s.csv: line 2, column 5 (seconds): a sum takes 1e-9 to 1e9 s");
 }
 
+TEST(Fit, MakesNoMoreThanAMillionRows) {
+  std::vector<ProfileRow> rows;
+  constexpr uint64_t kMany = 1024, kBatches = 400;
+  const auto add = [&](uint32_t way, uint64_t batch, uint32_t gpus) {
+    rows.push_back(known_row(batch * kMany, gpus));
+    rows.back().technique = std::to_string(way);
+  };
+  for (uint64_t batch = 1; batch <= kBatches; ++batch) add(0, batch, 1);
+  for (uint32_t way = 0; way < 300; ++way) add(way, 1, 1), add(way, kBatches, 1), add(way, 1, 2);
+  FitOptions options;
+  options.most_gpus = kMany;
+  const auto found = fit(rows, options);
+  ASSERT_TRUE(found.has_error());
+  EXPECT_THAT(found.error().message(), HasSubstr("more than 1000000 rows"));
+}
+
 /// Times that shrink with more replicas than they should: no factor is less than 0.
 TEST(Fit, NothingIsFasterThanNoSumAtAll) {
   std::vector<ProfileRow> rows = {known_row(8, 1), known_row(64, 1), known_row(64, 4)};
   rows.back().iteration_s = 0.1;
   FitOptions options;
   options.most_gpus = 8;
-  for (const ProfileRow& row : fit(rows, options).rows)
-    EXPECT_GE(*row.iteration_s, kFixed * 0.1) << row.way();
+  const Fit found = fit(rows, options).value();
+  for (const ProfileRow& row : found.rows) EXPECT_GE(*row.iteration_s, kFixed * 0.1) << row.way();
 }
 
 }  // namespace

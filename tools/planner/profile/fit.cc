@@ -7,6 +7,7 @@
 
 #include "tools/planner/profile/analyser.h"
 #include "tools/planner/profile/csv.h"
+#include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
@@ -15,6 +16,8 @@ constexpr size_t kFactors = 3;
 using Features = std::array<double, kFactors>;
 
 constexpr std::string_view kModelled = "modelled";
+constexpr size_t kMostRows = 1'000'000;
+constexpr uint64_t kMostTried = 100'000'000;  // GPUs and batches, of all ways
 
 Features features_of(uint32_t replicas, uint32_t nodes) {
   const double r = replicas, n = nodes;
@@ -118,8 +121,16 @@ class Fitter {
         known_.insert(place_of(row));
   }
 
-  Fit run() {
-    for (const auto& [way, rows] : ways_) fit_way(rows);
+  Result<Fit> run() {
+    for (const auto& [way, rows] : ways_) {
+      fit_way(rows);
+      if (fit_.rows.size() <= kMostRows && tried_ <= kMostTried) continue;
+      return invalid_argument(
+          "more than {} rows would come of the trials, by {} of model, technique, tp and pp, up to "
+          "{} and each model's batches: fewer GPUs (--gpus), or a table of fewer models, ways or "
+          "batches, make them fewer",
+          kMostRows, counted(ways_.size(), "way"), counted(most_gpus_, "GPU"));
+    }
     return std::move(fit_);
   }
 
@@ -191,8 +202,10 @@ class Fitter {
     for (const uint64_t batch : batch_ladder(*of.begin(), *of.rbegin())) batches.insert(batch);
     std::set<uint32_t> counts = {most_gpus_};
     for (uint32_t gpus = 1; gpus < most_gpus_; gpus *= 2) counts.insert(gpus);
+    tried_ += counts.size() * batches.size();
     size_t made = 0;
     for (const uint32_t gpus : counts) {
+      if (fit_.rows.size() > kMostRows || tried_ > kMostTried) break;
       if (gpus % (like.tp * like.pp) != 0) continue;
       ProfileRow row = like;
       row.gpus = gpus;
@@ -218,6 +231,7 @@ class Fitter {
   std::map<std::string, std::set<uint64_t>> batches_;  // by model
   std::map<Way, std::vector<const ProfileRow*>> ways_;
   std::set<Place> known_;
+  uint64_t tried_ = 0;
   Fit fit_;
 };
 
@@ -254,7 +268,7 @@ Result<Communication> parse_communication(std::string_view text, const std::stri
   return Communication{least_squares(samples)};
 }
 
-Fit fit(const std::vector<ProfileRow>& rows, const FitOptions& options) {
+Result<Fit> fit(const std::vector<ProfileRow>& rows, const FitOptions& options) {
   return Fitter(rows, options).run();
 }
 

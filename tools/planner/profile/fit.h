@@ -56,7 +56,8 @@ struct Fit {
 
 /// Batches are those that were tried of a model, their doubles between, and what fits: never more
 /// samples a replica than one was measured with. Rows that are modelled already, interpolated, or
-/// accumulate are passed over. Cost: O(rows · log + ways × counts × batches).
-Fit fit(const std::vector<ProfileRow>& rows, const FitOptions& options);
+/// accumulate are passed over. kInvalidArgument: more than a million rows, or too many that could
+/// be; it says what makes them fewer. Cost: O(rows · log + ways × counts × batches).
+Result<Fit> fit(const std::vector<ProfileRow>& rows, const FitOptions& options);
 
 }  // namespace ptc::planner
