@@ -74,7 +74,7 @@ TEST(Profile, OutOfMemoryIsWrittenInManyWays) {
   EXPECT_EQ(rows.value()[1].iteration_s, std::nullopt);
   for (const std::string text : {"nan", "", "1,5"})
     EXPECT_THAT(profile_complaint("model,batch,iteration_s\na,8,\"" + text + "\""),
-                HasSubstr("is no time: seconds, or \"oom\" where memory was too little"));
+                HasSubstr("is no time: seconds, or \"oom\" where a trial had none"));
 }
 
 TEST(Profile, KindsOfGpuAreNotMixed) {
