@@ -119,6 +119,20 @@ TEST(Introspection, ChangesNobodyAtAnInfinitePrice) {
   }
 }
 
+TEST(Introspection, WhatIsNoNumberIsNotALackOfRoom) {
+  const Instance instance{{{"w0", 2}}, {{"a", {{1, 1, 10, 8, "x"}, {2, 1, 6, 8, "y"}}, {}}}};
+  for (const double odd : {kInfinite, std::nan(""), 0.0, -1.0}) {
+    std::vector<TaskNow> now(1);
+    now[0].slowness = odd;
+    EXPECT_TRUE(introspect(instance, {}, now, all_gpus(instance), {few_steps()}).no_room.empty());
+    now[0] = {};
+    now[0].price_s.assign(2, odd);
+    const auto found = introspect(instance, {}, now, all_gpus(instance), {few_steps()});
+    EXPECT_TRUE(found.no_room.empty());
+    EXPECT_EQ(found.schedule.runs.size(), 1u);
+  }
+}
+
 TEST(Introspection, ChangesNobodyForLessThanTheThreshold) {
   Drawn drawn{std::mt19937_64(planner_seed())};
   for (int round = 0; round < 100; ++round) {

@@ -11,6 +11,7 @@
 #include "tools/planner/elastic/placement.h"
 #include "tools/planner/price/prices.h"
 #include "tools/planner/run/mounted_job.h"
+#include "tools/planner/run/pace.h"
 #include "tools/planner/run/record.h"
 #include "tools/planner/run/worker.h"
 
@@ -136,6 +137,19 @@ TEST(Placement, GivesNoGpuToTwo) {
       }
     }
   }
+}
+
+TEST(Pace, IsMeasuredAnewWhereRanksGoOnFromACheckpoint) {
+  Pace pace;
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(pace.note(i, 100 + 10 * i, 20));
+  EXPECT_DOUBLE_EQ(*pace.note(4, 140, 20), 2);
+  EXPECT_FALSE(pace.note(5, 100, 20)) << "it is where it was measured from";
+  for (int i = 6; i < 9; ++i) EXPECT_FALSE(pace.note(i, 100 + 20 * (i - 5), 20));
+  EXPECT_DOUBLE_EQ(*pace.note(9, 180, 20), 1);
+  Pace stands;
+  for (int i = 0; i < 9; ++i) EXPECT_FALSE(stands.note(i, 100, 20));
+  EXPECT_DOUBLE_EQ(*stands.note(1e9, 101, 20), Pace::kMostSlowness);
+  EXPECT_DOUBLE_EQ(*stands.note(1e9, uint64_t{1} << 62, 1e-9), 1 / Pace::kMostSlowness);
 }
 
 TEST(JobRecord, ComesBackAsItWas) {

@@ -20,9 +20,7 @@ namespace {
 constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
 constexpr int kMostRefusals = 5;
 constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
-constexpr int kLeastSeen = 4, kMostSeen = 64;  // of a pace: how often it was seen to get on
-constexpr double kNoted = 0.1;                 // it is written down when it differs by so much
-constexpr double kLeastPace = 1;               // and for how many seconds
+constexpr double kNoted = 0.1;  // of its slowness: it is written down when it differs by so much
 constexpr const char* kAdopt = "autoscale.adopt";
 
 std::string way_key(const CurvePoint& point) {
@@ -474,7 +472,7 @@ void LiveJob::start() {
   spawned_at_ = progress_at_ = all_.now();
   consumed_at_start_ = consumed_;
   start_is_measured_ = false;
-  pace_.reset();
+  pace_ = {};
   if (!enter(LiveState::kRuns)) {  // nobody would find it again
     worker_.reset();               // it ends, for nobody says go
     failed("it cannot be started: what is done with it cannot be written down");
@@ -501,19 +499,11 @@ void LiveJob::note_progress() {
   consumed_at_start_ = consumed_;
 }
 
-/// From one progress to another: what it takes until the first one is its start.
 void LiveJob::note_pace() {
-  if (!pace_ || consumed_ < pace_->consumed) {
-    pace_ = Pace{all_.now(), consumed_};
-    return;
-  }
-  const double seconds = all_.now() - pace_->since;
-  if (++pace_->seen < kLeastSeen || seconds < kLeastPace || record_.has->samples_per_s <= 0) return;
-  const double before = record_.slowness;
-  record_.slowness =
-      seconds * record_.has->samples_per_s / static_cast<double>(consumed_ - pace_->consumed);
+  const auto slowness = pace_.note(all_.now(), consumed_, record_.has->samples_per_s);
+  if (!slowness) return;
+  const double before = std::exchange(record_.slowness, *slowness);
   if (std::abs(record_.slowness - before) > kNoted * before) write();
-  if (pace_->seen >= kMostSeen) pace_ = Pace{all_.now(), consumed_};
 }
 
 void LiveJob::keep_costs() { record_.costs = all_.prices().of_job(spec_.name); }

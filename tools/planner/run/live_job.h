@@ -18,6 +18,7 @@
 #include "tools/planner/price/prices.h"
 #include "tools/planner/profile/jobs_file.h"
 #include "tools/planner/run/mounted_job.h"
+#include "tools/planner/run/pace.h"
 #include "tools/planner/run/record.h"
 #include "tools/planner/run/worker.h"
 
@@ -148,13 +149,7 @@ class LiveJob {
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
   uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
-  /// Since when it is measured how fast it trains, and how often it was seen to have got on.
-  struct Pace {
-    double since = 0;
-    uint64_t consumed = 0;
-    int seen = 0;
-  };
-  std::optional<Pace> pace_;  // none: nothing was seen since it was started
+  Pace pace_;  // since it was started
   bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
 };
 

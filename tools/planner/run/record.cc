@@ -12,6 +12,7 @@
 
 #include "store/base/file.h"
 #include "tools/planner/run/json_fields.h"
+#include "tools/planner/run/pace.h"
 
 namespace ptc::planner {
 namespace {
@@ -98,8 +99,8 @@ std::optional<JobRecord> read_record(const std::string& directory) {
                                std::max(positive("link_bytes_per_s", usual.link), 1.0),
                                std::max(positive("memory_bytes_per_s", usual.memory), 1.0)};
   }
-  if (const double slowness = real_of(object, "slowness", 1); slowness > 1e-6 && slowness < 1e6)
-    record.slowness = slowness;
+  if (const double slowness = real_of(object, "slowness", 1); slowness > 0)
+    record.slowness = std::clamp(slowness, 1 / Pace::kMostSlowness, Pace::kMostSlowness);
   record.changes = number_of(object, "changes");
   record.failures = number_of(object, "failures");
   if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;

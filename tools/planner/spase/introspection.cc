@@ -15,9 +15,14 @@ double price_of(const TaskNow& now, uint32_t configuration) {
   return now.price_s.empty() ? 0 : now.price_s[configuration];
 }
 
+/// What is no number is not known.
+double slowness_of(const TaskNow& now) {
+  return std::isfinite(now.slowness) && now.slowness > 0 ? now.slowness : 1;
+}
+
 /// Seconds of what is left of it.
 double rest_of(const Task& task, const TaskNow& now, uint32_t configuration) {
-  return task.configurations[configuration].seconds * now.left * now.slowness;
+  return task.configurations[configuration].seconds * now.left * slowness_of(now);
 }
 
 bool runs_there(const TaskNow& now, uint32_t configuration, const std::vector<OnNode>& on) {
@@ -128,6 +133,10 @@ class Rest {
     for (uint32_t i = 0; i < of_.tasks[number].configurations.size(); ++i)
       if ((!goes_on || may_be_changed) && has_room(of_.tasks[number].configurations[i]))
         offer(i, price_of(now, i) + rest_of(of_.tasks[number], now, i), {});
+    if (meant.empty())  // at no price that is known: it has room all the same
+      for (uint32_t i = 0; i < of_.tasks[number].configurations.size(); ++i)
+        if (has_room(of_.tasks[number].configurations[i]))
+          offer(i, rest_of(of_.tasks[number], now, i), {});
     if (meant.empty()) {
       no_room_.push_back(number);
       return;
