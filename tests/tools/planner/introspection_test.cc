@@ -133,6 +133,19 @@ TEST(Introspection, WhatIsNoNumberIsNotALackOfRoom) {
   }
 }
 
+TEST(Introspection, DoesNotGoBackToWhatWasSlow) {
+  const Instance instance{{{"w0", 1}}, {{"a", {{1, 1, 10, 8, "x"}, {1, 1, 12, 8, "y"}}, {}}}};
+  std::vector<TaskNow> now(1);
+  now[0].runs = {1, {{0, {0}}}, 0};
+  const Schedule schedule =
+      introspect(instance, {}, now, all_gpus(instance), {few_steps()}).schedule;
+  EXPECT_EQ(schedule.runs.front().configuration, 0u) << "it is faster by its profile";
+  now[0].slowness_of = {3, 1};
+  const auto found = introspect(instance, {}, now, all_gpus(instance), {few_steps()});
+  EXPECT_TRUE(found.changed.empty());
+  EXPECT_EQ(found.schedule.runs.front().configuration, 1u);
+}
+
 TEST(Introspection, ChangesNobodyForLessThanTheThreshold) {
   Drawn drawn{std::mt19937_64(planner_seed())};
   for (int round = 0; round < 100; ++round) {

@@ -168,6 +168,9 @@ TEST(JobRecord, ComesBackAsItWas) {
   record.changes = 9;
   record.failures = 2;
   record.slowness = 1.5;
+  const CurvePoint other{2, 7, 64, "ddp tp2-pp1-dp1", 0, 2, 1, 1, "ddp"}, never{1, 4, 64, "ddp"};
+  EXPECT_EQ(record.note_slowness(*record.has, 3), 0);
+  EXPECT_EQ(record.note_slowness(other, 1.5), 0);  // it has moved, and is as fast as it should be
   record.remark = "so it is";
   ASSERT_TRUE(write_record(scratch.path(), record));
   const auto read = read_record(scratch.path());
@@ -186,6 +189,9 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_EQ(read->changes, 9u);
   EXPECT_EQ(read->failures, 2u);
   EXPECT_EQ(read->slowness, 1.5);
+  EXPECT_EQ(read->slowness_of(*record.has), 3) << "the one measured slow stays slow";
+  EXPECT_EQ(read->slowness_of(other), 1.5);
+  EXPECT_EQ(read->slowness_of(never), 1.5);
   EXPECT_EQ(read->remark, record.remark);
   EXPECT_TRUE(read->is_own);
   ASSERT_EQ(::chmod(scratch.path("autoscale.json").c_str(), 0666), 0);

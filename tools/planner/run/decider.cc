@@ -35,7 +35,8 @@ Task task_of(const LiveJob& job, uint32_t largest) {
 
 TaskNow now_of(const DecidedJob& decided, const Placement& placement) {
   TaskNow now;
-  now.slowness = decided.job->slowness();
+  for (const CurvePoint& point : decided.job->curve().points)
+    now.slowness_of.push_back(decided.job->slowness_of(point));
   now.price_s = decided.view.price_s;
   if (decided.view.now)
     now.runs = {*decided.view.now, placement.of(decided.job->id()), decided.trains_in_s};
@@ -138,7 +139,7 @@ std::vector<Wanted> Scheduler::decide(std::span<const DecidedJob> jobs, ClusterN
   for (const DecidedJob& one : jobs) {
     instance.tasks.push_back(task_of(*one.job, largest_of(nodes_)));
     now.push_back(now_of(one, cluster.placement));
-    assumed_[one.job->id()] = {one.job->slowness(), one.job->failures()};
+    assumed_[one.job->id()] = {{}, 1, one.job->failures()};
   }
   const Introspection found = introspect(instance, planned_of(jobs), now, cluster.usable, rules_);
   if (!jobs.empty()) told_(instance, found, cluster.why);
@@ -151,6 +152,9 @@ std::vector<Wanted> Scheduler::decide(std::span<const DecidedJob> jobs, ClusterN
     const Run& run = found.schedule.runs[i];
     planned_.push_back(
         {jobs[run.task].job->id(), jobs[run.task].job->curve().points[run.configuration], run.on});
+    Assumed& assumed = assumed_[planned_.back().job];
+    assumed.point = planned_.back().point;
+    assumed.slowness = jobs[run.task].job->slowness_of(*assumed.point);
     const std::vector<std::string> behind = before(instance, found.schedule, i);
     if (behind.empty()) {
       wanted[run.task].point = run.configuration;
@@ -172,11 +176,15 @@ std::vector<std::string> Scheduler::reasons(std::span<LiveJob* const> jobs) {
     const auto known = assumed_.find(job->id());
     if (known == assumed_.end()) continue;
     Assumed& assumed = known->second;
-    if (job->slowness() > kSlower * assumed.slowness)
-      all.push_back(fmt::format("{} takes {:.1f} x as long as its profile says", job->spec().name,
-                                job->slowness()));
+    if (assumed.point && job->has() && job->has()->is_as(*assumed.point)) {
+      const double slowness = job->slowness_of(*assumed.point);
+      if (slowness > kSlower * assumed.slowness)
+        all.push_back(fmt::format("{} takes {:.1f} x as long as its profile says", job->spec().name,
+                                  slowness));
+      assumed.slowness = std::max(assumed.slowness, slowness);
+    }
     if (job->failures() > assumed.failures) all.push_back(job->spec().name + " has failed");
-    assumed = {std::max(assumed.slowness, job->slowness()), job->failures()};
+    assumed.failures = job->failures();
   }
   return all;
 }

@@ -95,6 +95,7 @@ class Scheduler : public Decider {
     std::vector<OnNode> on;
   };
   struct Assumed {
+    std::optional<CurvePoint> point = {};  // that it is to have, and how slow it is there
     double slowness = 1;
     uint64_t failures = 0;
   };

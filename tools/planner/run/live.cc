@@ -472,7 +472,7 @@ class LiveCluster : public LiveJobs {
 
   static double lateness(const LiveJob& job, const CurvePoint& point, double price) {
     if (!job.spec().deadline) return 0;
-    return price + job.samples_left() / point.samples_per_s * job.slowness() -
+    return price + job.samples_left() / point.samples_per_s * job.slowness_of(point) -
            seconds_until(*job.spec().deadline);
   }
 

@@ -23,10 +23,6 @@ constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
 constexpr double kNoted = 0.1;  // of its slowness: it is written down when it differs by so much
 constexpr const char* kAdopt = "autoscale.adopt";
 
-std::string way_key(const CurvePoint& point) {
-  return fmt::format("{} {} {}", point.gpus, point.batch, point.way);
-}
-
 std::string status_text(const Worker::Ended& how) {
   if (!how.status) return "it has ended";
   return *how.status > 128 ? fmt::format("it was ended by signal {}", *how.status - 128)
@@ -91,14 +87,14 @@ void LiveJob::set_curve(const Curve& curve) {
 void LiveJob::try_refused_again() {
   curve_ = known_;
   std::erase_if(curve_.points, [&](const CurvePoint& point) {
-    const auto refused = refused_.find(way_key(point));
+    const auto refused = refused_.find(point_key(point));
     return refused != refused_.end() && refused->second.until > all_.now();
   });
 }
 
 void LiveJob::refuse(const CurvePoint& point, const std::string& why, bool for_good) {
   constexpr double kForNow = 60;  // seconds, the first time; space comes back, and nodes do
-  Refused& refused = refused_[way_key(point)];
+  Refused& refused = refused_[point_key(point)];
   const bool is_new = std::exchange(refused.why, why) != why;
   refused.until = for_good ? std::numeric_limits<double>::infinity()
                            : all_.now() + kForNow * std::pow(2.0, refused.times);
@@ -111,7 +107,7 @@ void LiveJob::refuse(const CurvePoint& point, const std::string& why, bool for_g
   forget_wanted();
   const bool all_for_good =
       std::all_of(known_.points.begin(), known_.points.end(), [&](const CurvePoint& one) {
-        const auto known = refused_.find(way_key(one));
+        const auto known = refused_.find(point_key(one));
         return known != refused_.end() &&
                (std::isinf(known->second.until) || known->second.times >= kMostRefusals);
       });
@@ -502,8 +498,8 @@ void LiveJob::note_progress() {
 void LiveJob::note_pace() {
   const auto slowness = pace_.note(all_.now(), consumed_, record_.has->samples_per_s);
   if (!slowness) return;
-  const double before = std::exchange(record_.slowness, *slowness);
-  if (std::abs(record_.slowness - before) > kNoted * before) write();
+  const double before = record_.note_slowness(*record_.has, *slowness);
+  if (std::abs(*slowness - before) > kNoted * before) write();
 }
 
 void LiveJob::keep_costs() { record_.costs = all_.prices().of_job(spec_.name); }

@@ -89,8 +89,9 @@ class LiveJob {
   bool has_processes() const { return worker_.has_value(); }
   const std::optional<MountedJob>& seen() const { return seen_; }
   double samples_left() const;
-  /// What a sample has taken lately ÷ what its curve says; 1 until that is known.
-  double slowness() const { return record_.slowness; }
+  /// What a sample took there ÷ what its curve says; what was measured last where it never ran, and
+  /// 1 until anything is known.
+  double slowness_of(const CurvePoint& point) const { return record_.slowness_of(point); }
   uint64_t failures() const { return record_.failures; }
   /// Nothing was consumed since its processes were started.
   bool is_starting() const { return worker_ && !start_is_measured_; }

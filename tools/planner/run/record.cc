@@ -1,6 +1,7 @@
 #include "tools/planner/run/record.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,12 +50,30 @@ CurvePoint point_of(const json::object& object) {
   return point;
 }
 
+double bounded_slowness(double slowness) {
+  return std::clamp(slowness, 1 / Pace::kMostSlowness, Pace::kMostSlowness);
+}
+
 }  // namespace
 
 std::string_view state_word(LiveState state) {
   return std::find_if(kWords.begin(), kWords.end(),
                       [&](const auto& word) { return word.first == state; })
       ->second;
+}
+
+std::string point_key(const CurvePoint& point) {
+  return fmt::format("{} {} {}", point.gpus, point.batch, point.way);
+}
+
+double JobRecord::slowness_of(const CurvePoint& point) const {
+  const auto known = slowness_by_point.find(point_key(point));
+  return known != slowness_by_point.end() ? known->second : slowness;
+}
+
+double JobRecord::note_slowness(const CurvePoint& point, double measured) {
+  slowness = measured;
+  return std::exchange(slowness_by_point[point_key(point)], measured);
 }
 
 std::optional<JobRecord> read_record(const std::string& directory) {
@@ -100,7 +119,11 @@ std::optional<JobRecord> read_record(const std::string& directory) {
                                std::max(positive("memory_bytes_per_s", usual.memory), 1.0)};
   }
   if (const double slowness = real_of(object, "slowness", 1); slowness > 0)
-    record.slowness = std::clamp(slowness, 1 / Pace::kMostSlowness, Pace::kMostSlowness);
+    record.slowness = bounded_slowness(slowness);
+  if (const json::object* by_point = object_of(object, "slowness_by_point"))
+    for (const auto& [point, value] : *by_point)
+      if (const double slowness = real_of(*by_point, point, 0); slowness > 0)
+        record.slowness_by_point[std::string(point)] = bounded_slowness(slowness);
   record.changes = number_of(object, "changes");
   record.failures = number_of(object, "failures");
   if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;
@@ -117,6 +140,11 @@ Result<> write_record(const std::string& directory, const JobRecord& record) {
   if (!record.remark.empty()) object["remark"] = record.remark;
   if (!record.decision.empty()) object["decision"] = record.decision;
   if (record.slowness != 1) object["slowness"] = record.slowness;
+  if (!record.slowness_by_point.empty()) {
+    json::object by_point;
+    for (const auto& [point, slowness] : record.slowness_by_point) by_point[point] = slowness;
+    object["slowness_by_point"] = std::move(by_point);
+  }
   object["changes"] = record.changes;
   object["failures"] = record.failures;
   if (record.costs)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <boost/json/object.hpp>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -39,10 +40,18 @@ struct JobRecord {
   bool was_asked_to_end = false;
   std::optional<ChangeCosts> costs = {};
   double slowness = 1;  // what a sample has taken lately ÷ what its curve says
+  std::map<std::string, double> slowness_by_point = {};  // where it was measured; see point_key()
   uint64_t changes = 0, failures = 0;
   json::object decision = {};  // the last one: at, why, from, to, gain, price_s
   std::string remark = {};     // for people: why it is as it is
+
+  /// As it was measured there; where it never was, what was measured last.
+  double slowness_of(const CurvePoint& point) const;
+  /// Returned is what was measured there before; 0: nothing was.
+  double note_slowness(const CurvePoint& point, double measured);
 };
+
+std::string point_key(const CurvePoint& point);
 
 /// A damaged or missing one is none.
 std::optional<JobRecord> read_record(const std::string& directory);

@@ -16,13 +16,14 @@ double price_of(const TaskNow& now, uint32_t configuration) {
 }
 
 /// What is no number is not known.
-double slowness_of(const TaskNow& now) {
-  return std::isfinite(now.slowness) && now.slowness > 0 ? now.slowness : 1;
+double slowness_of(const TaskNow& now, uint32_t configuration) {
+  const double slowness = now.slowness_of.empty() ? now.slowness : now.slowness_of[configuration];
+  return std::isfinite(slowness) && slowness > 0 ? slowness : 1;
 }
 
 /// Seconds of what is left of it.
 double rest_of(const Task& task, const TaskNow& now, uint32_t configuration) {
-  return task.configurations[configuration].seconds * now.left * slowness_of(now);
+  return task.configurations[configuration].seconds * now.left * slowness_of(now, configuration);
 }
 
 bool runs_there(const TaskNow& now, uint32_t configuration, const std::vector<OnNode>& on) {

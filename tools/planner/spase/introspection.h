@@ -20,7 +20,7 @@ namespace ptc::planner {
 /// What a task has done.
 struct TaskNow {
   double left = 1;      // the part of its samples that is still to be read; 0: it is over
-  double slowness = 1;  // what a sample takes ÷ what its profile says; so with each configuration
+  double slowness = 1;  // what a sample takes ÷ what its profile says
   struct Place {
     uint32_t configuration = 0;
     std::vector<OnNode> on;
@@ -29,6 +29,8 @@ struct TaskNow {
   std::optional<Place> runs = {};  // none: it waits
   /// Seconds, by configuration: of the change if it runs, else of its start; empty: none.
   std::vector<double> price_s = {};
+  /// By configuration; empty: `slowness` with each.
+  std::vector<double> slowness_of = {};
 };
 
 /// By node, those of its GPUs that tasks may have, ascending.
