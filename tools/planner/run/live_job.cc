@@ -582,6 +582,7 @@ void LiveJob::ended(const Worker::Ended& how) {
 }
 
 void LiveJob::failed(const std::string& why) {
+  ++failures_;
   record_.failures = consumed_ > consumed_at_failure_ ? 1 : record_.failures + 1;
   consumed_at_failure_ = consumed_;
   release();

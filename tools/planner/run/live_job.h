@@ -92,7 +92,8 @@ class LiveJob {
   /// What a sample took there ÷ what its curve says; what was measured last where it never ran, and
   /// 1 until anything is known.
   double slowness_of(const CurvePoint& point) const { return record_.slowness_of(point); }
-  uint64_t failures() const { return record_.failures; }
+  /// All that were seen, not those in a row alone: it only grows.
+  uint64_t failures() const { return failures_; }
   /// Nothing was consumed since its processes were started.
   bool is_starting() const { return worker_ && !start_is_measured_; }
   /// Whether it takes part in decisions.
@@ -149,7 +150,7 @@ class LiveJob {
   Change change_ = Change::kSaveLayout;
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
-  uint64_t consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
+  uint64_t failures_ = 0, consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
   Pace pace_;  // since it was started
   bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
 };
