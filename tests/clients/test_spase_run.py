@@ -92,6 +92,9 @@ class SpaseRun(CarriedOut):
         self.list_jobs(*first, (c, ["0.01"], {}), gpus=4)
         self.wait_for(lambda: self.record_of(c).get("state") == "done")  # on what is left
         self.assertIn("adopt", self.mount.ptc("spase", "run", "--help").stdout)
+        told = self.mount.ptc("spase", "run", self.path("jobs.json"), "--start-price", "3", check=False)
+        self.assertNotEqual(told.returncode, 0)
+        self.assertIn("--start-price requires --price", told.stderr)
         self.mount.ptc("spase", "run", "--adopt", a.name)
         self.wait_until_all_is_done(status=1)
         self.assertEqual(self.record_of(a)["state"], "done")

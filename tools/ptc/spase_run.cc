@@ -87,15 +87,17 @@ void add_spase_run(CLI::App& spase, Context& context) {
       "  ptc spase run --adopt llama");
   command->add_option("FILE", options->file, "jobs.json");
   add_carry_out_options(*command, *options);
-  command
-      ->add_option("--price", options->price,
-                   "seconds that a change costs a job; else by ptcfs's own plan and what\n"
-                   "changes took")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds));
+  CLI::Option* price =
+      command
+          ->add_option("--price", options->price,
+                       "seconds that a change costs a job; else by ptcfs's own plan and what\n"
+                       "changes took")
+          ->type_name("S")
+          ->check(number(0, kMostSeconds));
   command->add_option("--start-price", options->start_price, "and its start; else the same")
       ->type_name("S")
-      ->check(number(0, kMostSeconds));
+      ->check(number(0, kMostSeconds))
+      ->needs(price);
   command
       ->add_option("--threshold", options->threshold,
                    "how much earlier all must be done, where who runs is changed; else\n"
