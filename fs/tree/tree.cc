@@ -274,7 +274,7 @@ JobViewRef Tree::known_view(const std::string& job_name) {
 }
 
 void Tree::jobs_changed() {
-  // The view of one, if there is any, goes when somebody looks for it, which may be never.
+  // Of those without a view.
   for (const std::string& name : quotas_.jobs())
     if (store_ != nullptr && store_->find(name) == nullptr) quotas_.settle(quotas_.detach(name));
   MutexLock lock(cache_mutex_);
@@ -282,6 +282,11 @@ void Tree::jobs_changed() {
   touch_directory(root_fd());
   cache_->drop_attributes(root());
   cache_->expire_names();
+}
+
+void Tree::job_removed(const std::string& job_name) {
+  // Nobody may look for it ever again, and its view holds all that was known of it.
+  if (known_view(job_name) != nullptr) (void)job(job_name);
 }
 
 void Tree::job_changed(const std::string& job_name) {

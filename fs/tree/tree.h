@@ -105,6 +105,7 @@ class Tree : public JobListener {
   void names_changed() override;
   /// Also of jobs removed here, by others than the kernel.
   void jobs_changed() override;
+  void job_removed(const std::string& job) override;
   void job_changed(const std::string& job) override;
   void checkpoint_changed(const std::string& job, const std::string& checkpoint) override;
   void space_changed(const std::string& job) override;

@@ -487,6 +487,7 @@ void Job::forget() {
   impl_->knowledge.update([](KnownJob& now) {
     for (auto& [name, record] : now.checkpoints) record.where = record.checkpoint->stored();
   });
+  if (impl_->place.listener != nullptr) impl_->place.listener->job_removed(name_);
 }
 
 Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool only_unused) {

@@ -76,6 +76,8 @@ struct JobListener {
   /// Other nodes made or removed jobs. Called after that has happened here, and while no job is
   /// made or removed; must not call the store, but to find a job.
   virtual void jobs_changed() {}
+  /// It is not found any more, whoever removed it. Called as jobs_changed().
+  virtual void job_removed(const std::string& /*job*/) {}
   /// Another node saved or removed layout.json or rules.json, or what is in force. Called after
   /// that is so here, with the job locked against changes: must not change it.
   virtual void job_changed(const std::string& /*job*/) {}
@@ -304,7 +306,8 @@ class Job {
   Result<> load();
   /// The same, as follow_with(): returns what is to be fetched, and is called again.
   Result<std::vector<NamedFile>> load_with(const FetchedFiles& fetched);
-  /// The job was removed: stops it, and its images go. What is left is its directory.
+  /// The job was removed, and is not found any more: stops it, and its images go. What is left is
+  /// its directory.
   void forget();
   /// Directories below checkpoints/ that no decision seen here names, nor a tombstone: found at
   /// start, and kept.

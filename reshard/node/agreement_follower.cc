@@ -253,9 +253,9 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
           job->name());
   for (const JobRef& job : gone) {
     spdlog::info("job {} was removed by another node", job->name());
+    jobs_.erase(job->name());
     job->forget();
   }
-  for (const JobRef& job : gone) jobs_.erase(job->name());
   if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
   // One of which something cannot be had now, or removed, holds up no other, unless it is etcd that
   // does not answer. Until all is, it is not said that what was decided is carried out here.

@@ -781,8 +781,8 @@ Result<bool> JobStore::Impl::remove(std::string_view name, bool force, std::stri
     job->reopen();
     return forgotten.error();
   }
-  job->forget();
   jobs.erase(job->name());
+  job->forget();
   const bool gone = contents->carry_out({job->name(), job->id(), force}).has_value();
   if (gone) note_carried_out(*meta, *cluster, tombstone);
   spdlog::info("job {} removed", name);

@@ -275,5 +275,16 @@ TEST(JobFiles, CountHoweverDeeplyTheyAreNested) {
   EXPECT_NE(::access(lone.dir.file("store/jobs/job").c_str(), F_OK), 0);
 }
 
+/// Nor is what was known of it kept, whether or not anybody looks for it again.
+TEST(Tree, ARemovedJobIsHeldByNobody) {
+  LoneTree lone;
+  const std::weak_ptr<Job> job = lone.store->create_job("job").value();
+  ASSERT_NE(lone.tree.job("job").value(), nullptr);
+  ASSERT_TRUE(lone.store->remove_job("job", /*force=*/false).has_value());
+  for (int i = 0; i < 1000 && !job.expired(); ++i)  // its threads may still be at something
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(job.expired());
+}
+
 }  // namespace
 }  // namespace ptc
