@@ -134,8 +134,11 @@ TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
 TEST(PeerTable, WhatTakesAsLongAsItTakesBeginsEverywhereAtOnce) {
   for (const PeerMethod method : {PeerMethod::kPart, PeerMethod::kExamine, PeerMethod::kMend})
     EXPECT_EQ(row_of(method).at_once(), kAllAtOnce) << row_of(method).name;
-  for (const PeerRow& row : kPeerTable)
-    if (row.deadline <= 1min) EXPECT_LT(row.at_once(), 1000u) << row.name;
+  for (const PeerRow& row : kPeerTable) {
+    if (row.deadline <= 1min) {
+      EXPECT_LT(row.at_once(), 1000u) << row.name;
+    }
+  }
 }
 
 /// Many are asked, and all but one answer when that one has: its connection breaks once.
