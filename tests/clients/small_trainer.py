@@ -31,7 +31,7 @@ def main():
     layout, consumed = json.loads(read("layout.json")), int(read("dataset/consumed"))
     plan = json.loads(read("dataset/plan.json"))
     note(what="start", layout=layout, consumed=consumed, batch=batch, plan=plan["segments"][-1],
-         shown=os.readlink(os.path.join(job, "current")), devices=os.environ["PTC_DEVICES"],
+         shown=os.readlink(os.path.join(job, "current")), devices=os.environ["PTC_DEVICES"], technique=os.environ["PTC_TECHNIQUE"],
          cuda=os.environ.get("CUDA_VISIBLE_DEVICES"))
     if fault == "crash":
         sys.exit(7)

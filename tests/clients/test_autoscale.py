@@ -165,6 +165,9 @@ class Autoscale(CarriedOut):
         self.wait_for(lambda: self.record_of(c).get("state") == "done")  # it has had what is left
         self.assertEqual(mount.read_text(a.file("layout.json")), text)
         self.assertEqual(len(self.of_job(a)), 1)
+        told = self.mount.ptc("autoscale", "--adopt", os.path.basename(b.path))
+        self.assertIn("is not left alone: nothing to do", told.stdout)
+        self.assertFalse(os.path.exists(b.file("autoscale.adopt")))
         self.mount.ptc("autoscale", "--adopt", os.path.basename(a.path))
         self.wait_until_all_is_done()
         self.assertEqual(self.record_of(a)["state"], "done")

@@ -14,8 +14,8 @@ class SpaseRun(CarriedOut):
     COMMAND, OPTIONS = ("spase", "run"), ("--price", "0.5", "--steps", "2000", "--seed", "7")
 
     def profiles(self, *seconds_by_gpus):
-        self.write("profiles.csv", "model,batch,tp,pp,dp,iteration_s\n" + "".join(
-            f"m,{BATCH},1,1,{gpus},{seconds}\n" for gpus, seconds in seconds_by_gpus))
+        self.write("profiles.csv", "model,technique,batch,tp,pp,dp,iteration_s\n" + "".join(
+            f"m,mine,{BATCH},1,1,{gpus},{seconds}\n" for gpus, seconds in seconds_by_gpus))
 
     def test_jobs_run_in_the_order_of_the_schedule(self):
         a, b, c = (self.prepare(name) for name in "abc")
@@ -35,6 +35,7 @@ class SpaseRun(CarriedOut):
         self.wait_until_all_is_done()
         self.check_story(a, b, c)
         self.assertEqual([len(self.of_job(job, "start")) for job in (a, b, c)], [1, 1, 1])  # nobody was changed
+        self.assertEqual({one["technique"] for one in self.log("start")}, {"mine"})
         self.assertIn("a schedule, because the schedule begins: all is done in", self.said())
         self.assertIn("TASK", self.said())
         content = json.loads(mount.read_text(self.path("jobs.json")))
@@ -42,6 +43,7 @@ class SpaseRun(CarriedOut):
         self.write("jobs.json", json.dumps(content))
         self.begin("--until-done")  # it was begun before
         self.wait_until_all_is_done()
+        self.assertIn("3 jobs, 3 done; there is nothing to do", self.said())
         content["jobs"][0]["name"] = "never-begun"
         self.write("jobs.json", json.dumps(content))
         told = self.mount.ptc("spase", "run", self.path("jobs.json"), "--logs", self.path("logs"), check=False)
@@ -75,6 +77,22 @@ class SpaseRun(CarriedOut):
             self.wait_until_all_is_done()
             self.check_story(*jobs)
 
+    def test_it_is_said_who_holds_the_gpus(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.profiles((1, 0.05))
+        self.list_jobs((a, ["0.1"], {}), gpus=1)
+        self.begin("--until-done")
+        self.wait_for(lambda: self.of_job(a, "start"))
+        a.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"], keep=7)
+        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.01"], {}), gpus=1)
+        self.wait_for(lambda: self.record_of(b).get("decision", {}).get("waits"))
+        self.assertEqual(self.record_of(b)["decision"]["waits"], f"{a.name}, which is left alone with 1 GPU")
+        top = " ".join(self.mount.ptc("top", "--once").stdout.split())
+        self.assertIn(f"it waits for {a.name}, which is left alone with 1 GPU", top)
+        self.mount.ptc("spase", "run", "--adopt", a.name)
+        self.wait_until_all_is_done()
+
     def test_failures_hand_edits_and_who_comes(self):
         a, b, c = (self.prepare(name) for name in "abc")
         self.profiles((1, 0.05))
@@ -86,7 +104,7 @@ class SpaseRun(CarriedOut):
                                 capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=self.at)
         self.assertEqual(second.returncode, 1)
         self.assertIn(f"another autoscaler is at work in {self.mount.path}", second.stderr)
-        a.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"])
+        a.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"], keep=7)
         self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
         self.assertIn("ptc spase run --adopt", self.record_of(a)["remark"])
         self.list_jobs(*first, (c, ["0.01"], {}), gpus=4)

@@ -214,6 +214,8 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
 Result<int> run_autoscale(const Context& context, const AutoscaleOptions& options) {
   if (options.dry_run && !options.file.empty() && options.adopt.empty())
     return show(context, options);
+  if (options.start_price && !options.price)
+    return invalid_argument("--start-price wants --price, too, but with --dry-run");
   PTC_TRY(const auto policy, policy_of(options));
   planner::Autoscaler autoscaler(policy, rules_of(options, policy));
   return carry_out(context, options, autoscaler);
@@ -244,15 +246,7 @@ void add_autoscale(CLI::App& app, Context& context) {
   command->add_option("--policy", options->policy, "as of \"ptc simulate\"")
       ->type_name("NAME")
       ->capture_default_str();
-  command
-      ->add_option("--price", options->price,
-                   "seconds that a change costs a job; else by ptcfs's own plan and what\n"
-                   "changes took (--dry-run: 30)")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds));
-  command->add_option("--start-price", options->start_price, "and its start; else the same")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds));
+  add_price_options(*command, *options, " (--dry-run: 30)");
   command
       ->add_option("--horizon", options->horizon, "what a change wins counts for so long at most")
       ->type_name("S")

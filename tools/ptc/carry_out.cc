@@ -29,6 +29,23 @@ void add_carry_out_options(CLI::App& command, CarryOutOptions& options) {
       ->type_name("JOB");
 }
 
+PriceOptions add_price_options(CLI::App& command, CarryOutOptions& options,
+                               const std::string& otherwise) {
+  CLI::Option* change =
+      command
+          .add_option("--price", options.price,
+                      "seconds that a change costs a job; else by ptcfs's own plan and what\n"
+                      "changes took" +
+                          otherwise)
+          ->type_name("S")
+          ->check(number(0, kMostSeconds));
+  CLI::Option* start =
+      command.add_option("--start-price", options.start_price, "and its start; else the same")
+          ->type_name("S")
+          ->check(number(0, kMostSeconds));
+  return {change, start};
+}
+
 void say_now(const std::string& line) {
   fmt::print("{:%H:%M:%S} {}\n", fmt::localtime(std::time(nullptr)), printable(line));
   std::fflush(stdout);
@@ -38,8 +55,9 @@ Result<int> carry_out(const Context& context, const CarryOutOptions& options,
                       planner::Decider& decider) {
   if (!options.adopt.empty()) {
     PTC_TRY(auto target, find_job(context.mount_option, options.adopt));
-    PTC_TRY(planner::adopt(target.mount, target.job));
-    fmt::print("{}: the {} decides for it again\n", target.job, decider.name());
+    PTC_TRY(const bool was_left_alone, planner::adopt(target.mount, target.job));
+    if (was_left_alone) fmt::print("{}: the {} decides for it again\n", target.job, decider.name());
+    else fmt::print("{} is not left alone: nothing to do\n", target.job);
     return kDone;
   }
   if (options.file.empty()) return invalid_argument("FILE is missing: jobs.json");

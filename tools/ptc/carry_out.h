@@ -20,6 +20,12 @@ struct CarryOutOptions {
 
 /// --until-done, --every, --logs and --adopt; of the others' text something differs.
 void add_carry_out_options(CLI::App& command, CarryOutOptions& options);
+/// --price, whose text ends with `otherwise`, and --start-price.
+struct PriceOptions {
+  CLI::Option *change, *start;
+};
+PriceOptions add_price_options(CLI::App& command, CarryOutOptions& options,
+                               const std::string& otherwise);
 
 /// A line with the time before it, on standard output.
 void say_now(const std::string& line);

@@ -51,6 +51,15 @@ void add_search_options(CLI::App& command, SearchOptions& options) {
       ->capture_default_str();
 }
 
+void add_threshold_option(CLI::App& command, std::optional<std::string>& threshold) {
+  command
+      .add_option("--threshold", threshold,
+                  "how much earlier all must be done, where who runs is changed; else\n"
+                  "what the changes cost")
+      ->type_name("S")
+      ->check(number(0, kMostSeconds));
+}
+
 planner::SolverOptions solver_options(const SearchOptions& options) {
   planner::SolverOptions how;
   how.seed = std::stoull(options.seed);

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstddef>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 #include "tools/planner/spase/schedule.h"
@@ -17,6 +18,8 @@ struct SearchOptions {
 };
 /// --time, --steps and --seed.
 void add_search_options(CLI::App& command, SearchOptions& options);
+/// --threshold.
+void add_threshold_option(CLI::App& command, std::optional<std::string>& threshold);
 /// An interruption ends the search.
 planner::SolverOptions solver_options(const SearchOptions& options);
 

@@ -135,12 +135,7 @@ void add_spase_rehearse(CLI::App& spase, Context& context) {
       ->type_name("S")
       ->check(number(0.1, kMostSeconds))
       ->capture_default_str();
-  command
-      ->add_option("--threshold", options->threshold,
-                   "how much earlier all must be done, where who runs is changed; else\n"
-                   "what the changes cost")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds));
+  add_threshold_option(*command, options->threshold);
   command->add_option("--price", options->price, "seconds that a change costs a job")
       ->type_name("S")
       ->check(number(0, kMostSeconds))

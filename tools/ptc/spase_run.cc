@@ -87,23 +87,9 @@ void add_spase_run(CLI::App& spase, Context& context) {
       "  ptc spase run --adopt llama");
   command->add_option("FILE", options->file, "jobs.json");
   add_carry_out_options(*command, *options);
-  CLI::Option* price =
-      command
-          ->add_option("--price", options->price,
-                       "seconds that a change costs a job; else by ptcfs's own plan and what\n"
-                       "changes took")
-          ->type_name("S")
-          ->check(number(0, kMostSeconds));
-  command->add_option("--start-price", options->start_price, "and its start; else the same")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds))
-      ->needs(price);
-  command
-      ->add_option("--threshold", options->threshold,
-                   "how much earlier all must be done, where who runs is changed; else\n"
-                   "what the changes cost")
-      ->type_name("S")
-      ->check(number(0, kMostSeconds));
+  const PriceOptions prices = add_price_options(*command, *options, "");
+  prices.start->needs(prices.change);
+  add_threshold_option(*command, options->threshold);
   command->add_option("--svg", options->svg, "draw what is left there, whenever it is looked at")
       ->type_name("FILE");
   command->add_option("--device", options->device, "the kind of GPU, as profiles name it")

@@ -159,9 +159,10 @@ std::string autoscale_line(const std::string& job_dir) {
   if (record->has)
     line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
                         record->has->batch, record->has->way);
-  if (!record->remark.empty()) line += ": " + record->remark;
   const std::string waits = text_field(record->decision, "waits");
-  if (record->state == State::kWaits && !waits.empty()) line += " for " + waits;
+  const bool says_for_what = record->state == State::kWaits && !waits.empty();
+  if (says_for_what) line += " for " + waits;
+  if (!record->remark.empty()) line += (says_for_what ? "; " : ": ") + record->remark;
   const std::string why = text_field(record->decision, "why");
   if (!why.empty() && record->has)
     line += fmt::format(

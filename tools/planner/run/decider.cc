@@ -43,6 +43,20 @@ TaskNow now_of(const DecidedJob& decided, const Placement& placement) {
   return now;
 }
 
+/// Whether it would have room on the nodes that are up, were it there alone.
+bool has_room(const Task& task, const ClusterNow& cluster, uint32_t largest) {
+  uint32_t whole = 0, most = 0;
+  for (uint32_t node = 0; node < cluster.nodes.size(); ++node) {
+    if (!cluster.placement.works(node)) continue;
+    most = std::max(most, cluster.nodes[node].gpus);
+    whole += cluster.nodes[node].gpus == largest;
+  }
+  return std::any_of(task.configurations.begin(), task.configurations.end(),
+                     [&](const Configuration& one) {
+                       return one.nodes > 1 ? one.nodes <= whole : one.gpus <= most;
+                     });
+}
+
 /// Who comes before it on its GPUs.
 std::vector<std::string> before(const Instance& instance, const Schedule& schedule, size_t run) {
   std::set<uint32_t> tasks;
@@ -145,7 +159,10 @@ std::vector<Wanted> Scheduler::decide(std::span<const DecidedJob> jobs, ClusterN
   if (!jobs.empty()) told_(instance, found, cluster.why);
   std::vector<Wanted> wanted(jobs.size());
   for (const uint32_t task : found.no_room)
-    wanted[task].waits = "room: there is too little on the nodes that are up";
+    wanted[task].waits =
+        !cluster.held.empty() && has_room(instance.tasks[task], cluster, largest_of(nodes_))
+            ? fmt::format("{}", fmt::join(cluster.held, " and "))
+            : "room: there is too little on the nodes that are up";
   planned_.clear();
   std::vector<const Run*> begin;
   for (size_t i = 0; i < found.schedule.runs.size(); ++i) {

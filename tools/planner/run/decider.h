@@ -30,6 +30,7 @@ struct ClusterNow {
   Placement& placement;
   UsableGpus usable;  // of nodes that work, but for those of jobs that are not decided for
   std::string why;    // it is decided now
+  std::vector<std::string> held = {};  // by whom others are: "c, which is left alone with 2 GPUs"
 };
 
 struct Wanted {

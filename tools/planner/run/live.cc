@@ -68,6 +68,7 @@ class LiveCluster : public LiveJobs {
       if (job->wanted()) wanted_places_[job->id()] = job->places();
     }
     PTC_TRY(check_nobody_loses_its_gpus(from_.file.nodes));
+    say_how_it_begins();
     reasons_.clear();
     decide_soon(fmt::format("the {} begins", decider_.name()));
     return ok();
@@ -123,6 +124,17 @@ class LiveCluster : public LiveJobs {
     for (const auto& [name, job] : jobs_)
       if (job->state() == LiveState::kGivenUp) names.push_back(name);
     return names;
+  }
+
+  void say_how_it_begins() const {
+    size_t done = 0;
+    for (const auto& [name, job] : jobs_) done += job->state() == LiveState::kDone;
+    std::string text = fmt::format("{}, {} done", counted(jobs_.size(), "job"), done);
+    if (is_all_over())
+      text += settings_.until_done
+                  ? "; there is nothing to do"
+                  : fmt::format("; it waits until {} changes, or a job is adopted", settings_.file);
+    uses_.say(text);
   }
 
   void say_how_it_ends() const {
@@ -405,7 +417,7 @@ class LiveCluster : public LiveJobs {
     std::vector<DecidedJob> decided;
     for (LiveJob* job : jobs) decided.push_back(as_decided(*job));
     const std::string why = fmt::format("{}", fmt::join(reasons_, "; "));
-    ClusterNow cluster{from_.file.nodes, placement_, usable_to(jobs), why};
+    ClusterNow cluster{from_.file.nodes, placement_, usable_to(jobs), why, held_by_others(jobs)};
     const std::vector<Wanted> wanted = decider_.decide(decided, cluster);
     for (size_t i = 0; i < jobs.size(); ++i) tell(*jobs[i], wanted[i], decided[i].view, why);
   }
@@ -425,6 +437,20 @@ class LiveCluster : public LiveJobs {
         });
     }
     return usable;
+  }
+
+  std::vector<std::string> held_by_others(const std::vector<LiveJob*>& jobs) const {
+    std::vector<std::string> held;
+    for (const auto& [name, job] : jobs_) {
+      if (std::find(jobs.begin(), jobs.end(), job.get()) != jobs.end()) continue;
+      const size_t gpus = devices_of(placement_.of(job->id())).size();
+      if (gpus > 0)
+        held.push_back(
+            fmt::format("{}, which is {} with {}", name,
+                        job->state() == LiveState::kByHand ? "left alone" : "not seen in the mount",
+                        counted(gpus, "GPU")));
+    }
+    return held;
   }
 
   void refuse_what_cannot_be_planned(LiveJob& job) {
@@ -554,13 +580,20 @@ Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses, 
   return cluster.given_up();
 }
 
-Result<> adopt(const std::string& mount, const std::string& job) {
+Result<bool> adopt(const std::string& mount, const std::string& job) {
   const std::string directory = mount + "/" + job;
-  PTC_TRY([[maybe_unused]] const MountedJob seen, look_at_job(directory));
+  PTC_TRY(const MountedJob seen, look_at_job(directory));
+  const auto record = read_record(directory);
+  if (!record) return false;
+  const bool is_ours = !record->layout || seen.layout == *record->layout ||
+                       (record->layout_before && seen.layout == *record->layout_before);
+  if (is_ours && record->state != LiveState::kByHand && record->state != LiveState::kDone &&
+      record->state != LiveState::kGivenUp)
+    return false;
   const auto fd = open_file(AT_FDCWD, directory + "/autoscale.adopt",
                             O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
   if (fd.has_error() && fd.error().code() != Code::kAlreadyExists) return fd.error();
-  return ok();
+  return true;
 }
 
 }  // namespace ptc::planner

@@ -40,7 +40,7 @@ struct LiveUses {
 Result<std::vector<std::string>> run_live(LiveSettings settings, LiveUses uses, Decider& decider);
 
 /// A job that was left alone or given up is decided for again, by whoever decides or by the next
-/// one.
-Result<> adopt(const std::string& mount, const std::string& job);
+/// one. False: it is neither, and nothing was done.
+Result<bool> adopt(const std::string& mount, const std::string& job);
 
 }  // namespace ptc::planner

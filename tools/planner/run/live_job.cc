@@ -445,6 +445,7 @@ void LiveJob::start() {
   if (one_node) gpus = fmt::format("{}", fmt::join(holds_.front().gpus, ","));
   command.variables = {{"PTC_JOB", directory_},
                        {"PTC_BATCH", std::to_string(point.batch)},
+                       {"PTC_TECHNIQUE", point.technique},
                        {"PTC_TP", std::to_string(point.tp)},
                        {"PTC_PP", std::to_string(point.pp)},
                        {"PTC_DP", std::to_string(point.dp)},

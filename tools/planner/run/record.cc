@@ -121,9 +121,9 @@ std::optional<JobRecord> read_record(const std::string& directory) {
   if (const double slowness = real_of(object, "slowness", 1); slowness > 0)
     record.slowness = bounded_slowness(slowness);
   if (const json::object* by_point = object_of(object, "slowness_by_point"))
-    for (const auto& [point, value] : *by_point)
-      if (const double slowness = real_of(*by_point, point, 0); slowness > 0)
-        record.slowness_by_point[std::string(point)] = bounded_slowness(slowness);
+    for (const auto& field : *by_point)
+      if (const double slowness = real_of(*by_point, field.key(), 0); slowness > 0)
+        record.slowness_by_point[std::string(field.key())] = bounded_slowness(slowness);
   record.changes = number_of(object, "changes");
   record.failures = number_of(object, "failures");
   if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;
