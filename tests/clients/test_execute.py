@@ -12,10 +12,11 @@ import mount
 HERE = os.path.dirname(os.path.abspath(__file__))
 TECHNIQUES = os.path.join(HERE, "../../tools/planner/library/techniques")
 torch = mount.require("torch")
-sys.path.insert(0, os.path.join(HERE, "../../tools/python"))
+PLANNED = os.path.join(HERE, "../../tools/examples/planned")
+sys.path[:0] = [os.path.join(HERE, "../../tools/python"), PLANNED]
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
 import ptc.training  # noqa: E402  pylint: disable=wrong-import-position
-import trial_program as program  # noqa: E402  pylint: disable=wrong-import-position
+import model as program  # noqa: E402  pylint: disable=wrong-import-position
 
 BATCH = 8
 
@@ -130,6 +131,37 @@ class Execute(mount.TestCase):
         self.assertIn("its layout has tp2-pp1-dp1, and there are 4 GPUs", self.execute("tensor", job, code=1, gpus=4)["none"])
         self.assertIn("order.json has batches of 8, and not 16", self.execute("tensor", job, code=1, batch=16)["none"])
         self.assertEqual(job.checkpoints(), [])
+
+    def test_a_batch_that_ranks_cannot_share(self):
+        job, _ = self.new(64)
+        with open(job.file("dataset/order.json"), "w", encoding="utf-8") as file:
+            json.dump({"batch": BATCH, "seed": 7, "uneven": True}, file)
+        self.lay_out(job, dp=3)
+        deadline = time.monotonic() + 30
+        while job.read_json("dataset/plan.json")["segments"][-1]["dp"] != 3:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+        with self.assertRaisesRegex(ValueError, "3 ranks cannot share a batch of 8 evenly"):
+            ptc.training.Samples(job, 0, 3)
+
+    def test_what_readme_says(self):
+        """From jobs.json to a running cluster."""
+        readme = mount.read_text(os.path.join(HERE, "../../tools/planner/README.md"))
+        first, inside, *lines = readme.partition("## From jobs.json")[2].split("```")[1].strip().splitlines()
+        self.assertTrue(first.startswith("ptcfs ") and inside.startswith("cd "))
+        directory = self.temporary("planned")
+        shutil.copytree(PLANNED, directory)
+        path = os.pathsep.join([mount.bin_dir(), os.path.dirname(sys.executable), os.environ["PATH"]])
+        said = {}
+        for line in lines:
+            done = subprocess.run(line.replace("/mnt/ptc", self.mount.path), shell=True, cwd=directory, capture_output=True, text=True,
+                                  check=False, timeout=300, env={**os.environ, "PATH": path, "PTC_TECHNIQUES": os.path.abspath(TECHNIQUES)})
+            self.assertEqual(done.returncode, 0, f"{line}: {done.stdout}{done.stderr}")
+            said[line.split("#")[0].strip()] = done.stdout
+        ran = said["ptc -C /mnt/ptc autoscale jobs.json --until-done"]
+        for name, samples in (("first", 4000), ("second", 2000)):
+            self.assertIn(f"{name}: it has ended, {samples} of {samples} samples consumed", ran)
+            self.assertTrue(os.listdir(os.path.join(self.mount.path, name, "current/rank")))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import unittest
 import mount
 
 TECHNIQUES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/planner/library/techniques")
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trial_program.py")
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/examples/planned/model.py")
 ASKED = f"""#!{sys.executable}
 import json, os, sys, time
 asked = json.load(sys.stdin)

@@ -43,7 +43,7 @@ class Technique:
     """A model on the ranks, as one of them has it. What techniques differ in is to be overridden."""
 
     axes = ("dp",)  # of a layout, which it can have more than one of
-    optimizers = (None,)  # of a layout, that it can go on with
+    optimizers = ("replicated",)  # of a layout, that it can go on with
     foreach = None  # of the optimizer: False where it cannot take parameters together
 
     @classmethod
@@ -134,7 +134,7 @@ class Technique:
 class Sharded(Technique):
     """FSDP2."""
 
-    optimizers = (None, "fsdp")
+    optimizers = ("replicated", "fsdp")
     policy = {}
 
     def spread(self):
@@ -341,7 +341,7 @@ def execute(make, asked):
     if sizes["tp"] * sizes["pp"] * sizes["dp"] != asked["gpus"]:
         raise NoTime(f'its layout has tp{sizes["tp"]}-pp{sizes["pp"]}-dp{sizes["dp"]}, and there are {asked["gpus"]} GPUs')
     beyond = [f"{axis}{size}" for axis, size in sizes.items() if size > 1 and axis not in make.axes]
-    if layout.get("optimizer") not in make.optimizers:
+    if layout.get("optimizer", "replicated") not in make.optimizers:
         beyond.append(f'"optimizer": "{layout["optimizer"]}"')
     if beyond:
         raise NoTime(f'its layout has {beyond[0]}, which this technique has not')
