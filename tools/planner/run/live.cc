@@ -226,12 +226,12 @@ class LiveCluster : public LiveJobs {
       if (!job.run)
         return invalid_argument("{}: job {}: 'run' is missing: how it is started, [\"./train.sh\"]",
                                 settings_.file, ptc::quoted(job.name));
-      // One that was begun in time goes on.
-      if (!job.deadline_is_past.empty() && !read_record(settings_.mount + "/" + job.name))
-        return invalid_argument("{}: {}", settings_.file, job.deadline_is_past);
       if (job.name.find('/') != std::string::npos || job.name.starts_with('.'))
         return invalid_argument("{}: {} cannot be the name of a job in a mount", settings_.file,
                                 ptc::quoted(job.name));
+      // One that was begun in time goes on.
+      if (!job.deadline_is_past.empty() && !read_record(settings_.mount + "/" + job.name))
+        return invalid_argument("{}: {}", settings_.file, job.deadline_is_past);
     }
     auto curves = decider_.curves(from, rows);
     if (curves.has_error()) return std::move(curves).error().with_context(settings_.file);
