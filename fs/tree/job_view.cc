@@ -122,7 +122,7 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
       account_(tree.quotas().account(job_->name())) {
   const auto texts = [this] {
     return Quotas::Seen{
-        .user = directory().st_uid, .amount = {text_bytes_.load(), 0}, .named = false};
+        .user = text_owner(), .amount = {text_bytes_.load(), 0}, .named = false};
   };
   tree.quotas().know_file(account_, this, texts, false);
   tree.quotas().note_alone(account_, this);
@@ -138,7 +138,7 @@ FsResult<> JobView::take_text(int64_t more, bool must) {
   // counted, neither changes.
   const SharedLock gate(space_gate());
   if (limited()) {
-    const uid_t owner = directory().st_uid;
+    const uid_t owner = text_owner();
     if (more > 0 && !must) {
       PTC_TRY(tree_.quotas().reserve(account_, owner, {more, 0}));
     } else {
@@ -441,6 +441,12 @@ struct stat JobView::directory() const {
   struct stat result = {};
   ::fstat(files_fd().get(), &result);
   return result;
+}
+
+uid_t JobView::text_owner() const {
+  struct stat stat = {};
+  if (::fstat(files_fd().get(), &stat) == 0) text_owner_ = stat.st_uid;
+  return text_owner_;
 }
 
 struct stat JobView::owner_of_text(std::initializer_list<const EditableFile*> files) const {

@@ -203,6 +203,8 @@ class JobView : public std::enable_shared_from_this<JobView> {
   void open_data_set();
   EditableFile::Source agreed(std::string name, EditableFile::Source source);
   FsResult<> take_text(int64_t more, bool must);
+  /// Whose texts are counted: also once the directory is gone, so that they go from where they are.
+  uid_t text_owner() const;
   Result<> save_layout(const std::string& text, const TextSave& how);
   Result<> save_source(const std::string& text, const TextSave& how,
                        std::chrono::milliseconds wait);
@@ -227,6 +229,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   Mutex applying_;  // before all others: what is agreed on later is applied later
   std::shared_ptr<const JobAttributes> applied_ PTC_GUARDED_BY(applying_);  // null: none yet
   std::atomic<int64_t> text_bytes_{0};  // that texts and drafts are counted with
+  mutable std::atomic<uid_t> text_owner_{0};
   std::atomic<bool> limited_{false};
   std::atomic<int64_t> checkpoints_changed_ns_{0};  // since the epoch
   std::atomic<uint64_t> scratch_files_{0}, incoming_generation_{0};

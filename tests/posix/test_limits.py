@@ -220,6 +220,9 @@ class Quotas(users.TestCase):
         self.expect("", ANN, move, 1)
         self.within_seconds("", ANN, write, job + "/a", 6 * MIB)
         self.remove(job)
+        after = self.job_of(ANN, "after-away")  # nor is a draft counted any more that went with its job
+        self.within_seconds("", ANN, write, after + "/a", 8 * MIB)
+        self.remove(after)
 
     def test_copies_of_hard_links_count(self):
         job = self.job_of(ANN, "links")
