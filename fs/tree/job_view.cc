@@ -121,8 +121,7 @@ JobView::JobView(Tree& tree, JobRef job, std::string key)
                         .remove = []() -> Result<> { return ok(); }})),
       account_(tree.quotas().account(job_->name())) {
   const auto texts = [this] {
-    return Quotas::Seen{
-        .user = text_owner(), .amount = {text_bytes_.load(), 0}, .named = false};
+    return Quotas::Seen{.user = text_owner(), .amount = {text_bytes_.load(), 0}, .named = false};
   };
   tree.quotas().know_file(account_, this, texts, false);
   tree.quotas().note_alone(account_, this);

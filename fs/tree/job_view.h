@@ -106,6 +106,8 @@ struct CheckpointView {
   gid_t gid = 0;
   timespec time = {};
   InodeHash inodes;  // of its root, from which those of all paths are reckoned
+  /// It has, or had, nodes: somebody has looked at it here. Else none need be looked for.
+  std::atomic<bool> shown = false;
 
   /// stat of something in it; `path` is relative to the checkpoint.
   struct stat attributes(mode_t mode, std::string_view path) const;

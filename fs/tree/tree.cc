@@ -201,7 +201,7 @@ Result<> Tree::contents_mended(const std::string& job_name, const std::string& n
   }
   const std::shared_ptr<CheckpointView> checkpoint =
       view != nullptr ? view->checkpoint(name) : nullptr;
-  if (checkpoint == nullptr) return ok();  // nobody has looked at it
+  if (checkpoint == nullptr || !checkpoint->shown) return ok();  // nobody has looked at it
   // What the kernel asks for again comes from what is right already.
   std::vector<NodeRef> nodes = table_.under(checkpoint_key(*checkpoint));
   std::erase_if(nodes, [](const NodeRef& node) { return !node->has_content(); });
@@ -309,7 +309,7 @@ void Tree::checkpoint_changed(const std::string& job_name, const std::string& na
   std::vector<NodeRef> nodes;
   for (const std::string& key : {view.key(), checkpoints_key(view)})
     if (NodeRef node = table_.find(key)) nodes.push_back(std::move(node));
-  if (auto checkpoint = view.checkpoint(name)) {
+  if (const auto checkpoint = view.checkpoint(name); checkpoint != nullptr && checkpoint->shown) {
     // The same names and bytes, but which of them take memory (st_blocks) has changed.
     for (NodeRef& node : table_.under(checkpoint_key(*checkpoint)))
       nodes.push_back(std::move(node));

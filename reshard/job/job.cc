@@ -60,6 +60,11 @@ Result<Followed> Job::follow() { return impl_->follow(); }
 Result<Followed> Job::follow_with(const FetchedFiles& fetched) {
   return impl_->follow_with(fetched);
 }
+
+Result<Followed> Job::follow_nodes_with(const std::vector<std::string>& drained,
+                                        const FetchedFiles& fetched) {
+  return impl_->follow_with(fetched, &drained);
+}
 void Job::fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched) {
   impl_->files.fetch(files, fetched);
 }

@@ -280,10 +280,16 @@ class Job {
   /// The same for who holds locks of its own: what is to be had of other nodes first is said
   /// (Followed::to_fetch), then fetched without them, and it is called again.
   Result<Followed> follow_with(const FetchedFiles& fetched);
+  /// The same where its keys are what they were when it followed last, of which the agreement store
+  /// is asked nothing: only who is there, and that these nodes are not in service (drain.h).
+  Result<Followed> follow_nodes_with(const std::vector<std::string>& drained,
+                                     const FetchedFiles& fetched);
   void fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched);
-  /// What is known follows from the job's keys and these nodes, which were there when it was looked
-  /// at last: nothing is damaged, nor taken for a commit that another leads.
-  bool follows_keys_alone(const std::vector<std::string>& alive) const;
+  /// What is known follows from the job's keys and who is there: nothing is damaged, nor taken for
+  /// a commit that another leads.
+  bool follows_keys_alone() const;
+  /// These nodes were there when it followed last.
+  bool has_followed(const std::vector<std::string>& alive) const;
   /// For what else belongs to the job and is agreed on: its keys begin with "jobs/<job>/", and a
   /// decision fails once this node's lease has ended.
   MetaClient& meta() const;

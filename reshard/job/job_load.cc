@@ -109,27 +109,43 @@ std::vector<NamedFile> Job::Impl::files_to_read(const JobRecord& state, const Kn
   return all;
 }
 
-bool Job::follows_keys_alone(const std::vector<std::string>& alive) const {
-  const JobKnowledge::Snapshot known = impl_->knowledge.now();
-  return known->followed_whole && known->followed_alive == alive && known->damaged.empty() &&
-         known->damaged_ids.empty() && !impl_->taken.any();
+bool Job::follows_keys_alone() const {
+  return impl_->knowledge.now()->follows_record() && !impl_->taken.any();
 }
 
-Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched) {
-  PTC_TRY(check_trusted(*services.cluster));
-  MutexLock change(decisions.mutex());
-  PTC_TRY(auto given_up, taken.given_up());
-  const JobKnowledge::Snapshot before_all = knowledge.now();
-  const uint64_t shelved = shelf.now();
-  PTC_TRY(auto state, JobRecord::read(*services.meta, job->name()));
+bool Job::has_followed(const std::vector<std::string>& alive) const {
+  return impl_->knowledge.now()->followed_alive == alive;
+}
+
+Result<Job::Impl::AgreedOn> Job::Impl::read_agreed() {
+  AgreedOn agreed;
+  PTC_TRY(agreed.record, JobRecord::read(*services.meta, job->name()));
   // Of this name there may be another job by now, whose checkpoints are none of this one's. No id
   // comes back: what was read before it was found here was said of this job.
   PTC_TRY(const auto there, services.meta->get("jobs/" + job->name()));
   if (!there || job_id_of(there->value) != job->id())
     return make_error(Code::kNotFound, "job {} was removed", job->name());
-  take_over_meanwhile(state.attributes);
+  take_over_meanwhile(agreed.record.attributes);
+  PTC_TRY(agreed.drained, drained_nodes(*services.meta));
+  return agreed;
+}
+
+Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
+                                        const std::vector<std::string>* same_but_drained) {
+  PTC_TRY(check_trusted(*services.cluster));
+  MutexLock change(decisions.mutex());
+  PTC_TRY(auto given_up, taken.given_up());
+  const JobKnowledge::Snapshot before_all = knowledge.now();
+  const uint64_t shelved = shelf.now();
+  AgreedOn agreed;
+  if (same_but_drained != nullptr && before_all->follows_record()) {
+    agreed = {before_all->record(), *same_but_drained};
+  } else {
+    PTC_TRY(agreed, read_agreed());
+  }
+  JobRecord& state = agreed.record;
+  const std::vector<std::string>& now_drained = agreed.drained;
   const std::vector<std::string> now_alive = services.cluster->alive();
-  PTC_TRY(const auto now_drained, drained_nodes(*services.meta));
   if (auto to_fetch = files.lacking(files_to_read(state, *before_all, now_alive), fetched);
       !to_fetch.empty())
     return Followed{.to_fetch = std::move(to_fetch)};

@@ -120,7 +120,15 @@ struct Job::Impl {
   /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
   Result<> sync_about(const std::string& id);
   Result<Followed> follow();
-  Result<Followed> follow_with(const FetchedFiles& fetched);
+  /// `same_but_drained`: only these nodes, which are not in service, and who is there may have
+  /// changed.
+  Result<Followed> follow_with(const FetchedFiles& fetched,
+                               const std::vector<std::string>* same_but_drained = nullptr);
+  struct AgreedOn {
+    JobRecord record;
+    std::vector<std::string> drained;
+  };
+  Result<AgreedOn> read_agreed();
   std::vector<NamedFile> files_to_read(const JobRecord& state, const KnownJob& known,
                                        const std::vector<std::string>& alive) const;
   /// What others have decided by now is known from here on; nothing is read where only this node

@@ -28,6 +28,17 @@ void CheckpointRecord::lies(std::shared_ptr<const StoredState> there) {
   std::erase(nodes, "");  // of a node that is alone
 }
 
+JobRecord KnownJob::record() const {
+  return {.saved = saved,
+          .in_force = in_force,
+          .sequence = sequence,
+          .attributes = attributes,
+          .rules_text = rules_text,
+          .custom_specs = custom_specs,
+          .checkpoints = {checkpoints.begin(), checkpoints.end()},
+          .looked_over = looked_over};
+}
+
 const CheckpointRecord* KnownJob::latest() const {
   const CheckpointRecord* newest = nullptr;
   for (const auto& [name, record] : checkpoints)

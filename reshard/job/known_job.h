@@ -92,6 +92,10 @@ struct KnownJob {
   Clock::time_point others_first{};  // until then another node may do it
   bool leads = false;                // this node, and is at it
 
+  /// It is what record() says, and which nodes are there and in service: all that was agreed could
+  /// be read here.
+  bool follows_record() const { return followed_whole && damaged.empty() && damaged_ids.empty(); }
+  JobRecord record() const;                // what is agreed on
   const CheckpointRecord* latest() const;  // null: there is none
   /// Rules that a layout was saved with; none: that had this id.
   LayoutRules rules_of_id(std::string_view id) const;

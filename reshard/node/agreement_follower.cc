@@ -99,6 +99,7 @@ void AgreementFollower::stop() {
 
 void AgreementFollower::note_last() {
   if (check_member(cluster_).has_error()) return;
+  MutexLock turn(turn_);
   MutexLock change(jobs_.changes);
   const auto agreed = look();
   if (agreed.has_error()) return;
@@ -155,7 +156,7 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     if (stop.stop_requested()) return;
     if (!put.empty()) {
-      MutexLock change(jobs_.changes);
+      MutexLock turn(turn_);
       membership_->note(std::move(put));
     }
     if (!wanted) continue;
@@ -225,24 +226,27 @@ Result<TakenOver> AgreementFollower::take_over() {
   }
 }
 
-Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
+/// Which jobs there are now; those that were removed go.
+Result<AgreementFollower::Agreement> AgreementFollower::take_over_jobs() {
   MutexLock change(jobs_.changes);
-  PTC_TRY(auto agreed, look());
-  PTC_TRY(auto drained_entries, meta_.list(drained_key("")));
-  std::map<std::string, std::string> names = jobs_in(agreed.jobs);
-  std::vector<JobRef> known, gone;
+  Agreement agreement;
+  PTC_TRY(agreement.agreed, look());
+  PTC_TRY(agreement.drained_entries, meta_.list(drained_key("")));
+  for (const MetaEntry& entry : agreement.drained_entries)
+    agreement.drained.push_back(entry.key.substr(drained_key("").size()));
   {
     MutexLock lock(drained_mutex_);
-    drained_.clear();
-    for (const MetaEntry& entry : drained_entries)
-      drained_.push_back(entry.key.substr(drained_key("").size()));
+    drained_ = agreement.drained;
   }
+  const StoreMembership::Agreed& agreed = agreement.agreed;
+  agreement.to_load = jobs_in(agreed.jobs);
+  std::vector<JobRef> gone;
   for (const JobRef& job : jobs_.list()) {
-    const auto now = names.find(job->name());
-    const bool is_named = now != names.end() && now->second == job->id();
+    const auto now = agreement.to_load.find(job->name());
+    const bool is_named = now != agreement.to_load.end() && now->second == job->id();
     const bool same = is_named || !agreed.whole;  // then its key has not changed, or not its id
-    (same ? known : gone).push_back(job);
-    if (is_named) names.erase(now);
+    (same ? agreement.known : gone).push_back(job);
+    if (is_named) agreement.to_load.erase(now);
   }
   for (const JobRef& job : gone)
     if (!agreed.removed.jobs.contains(job->id()))
@@ -259,14 +263,22 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   if (!gone.empty() && listener_ != nullptr) listener_->jobs_changed();
   // One of which something cannot be had now, or removed, holds up no other, unless it is etcd that
   // does not answer. Until all is, it is not said that what was decided is carried out here.
-  Result<> whole = ok(), carried_out = contents_.carry_out_left();
+  agreement.carried_out = contents_.carry_out_left();
   for (const JobRef& job : gone)
     if (Result<> removed =
             contents_.carry_out({job->name(), job->id(), agreed.removed.forced(job->id())});
         removed.has_error())
-      carried_out = std::move(removed);
-  if (Result<> removed = remove_opened(names, agreed.removed); removed.has_error())
-    carried_out = std::move(removed);
+      agreement.carried_out = std::move(removed);
+  if (Result<> removed = remove_opened(agreement.to_load, agreed.removed); removed.has_error())
+    agreement.carried_out = std::move(removed);
+  return agreement;
+}
+
+Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
+  MutexLock turn(turn_);
+  PTC_TRY(Agreement agreement, take_over_jobs());
+  const auto& [agreed, drained_entries, drained, known, to_load, carried_out] = agreement;
+  Result<> whole = ok();
   std::optional<Error> lacking;
   // A job of which nothing has changed is as it was: with thousands of them, each change of one
   // would else be thousands of questions.
@@ -294,13 +306,18 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
       for (const auto& [key, revision] : membership_->keys_of(job->name(), agreed))
         now.keys = with_key(now.keys, key, revision);
     }
+    bool same = false;
     if (before != looked_.end()) {
-      if (before->second == now && job->follows_keys_alone(alive)) continue;
+      same = before->second.keys == now.keys && job->follows_keys_alone();
+      if (same && before->second.drained == now.drained && job->has_followed(alive)) continue;
       looked_.erase(before);
     }
     const auto asked = fetches.jobs.find(job->id());
+    const FetchedFiles none, &fetched = asked != fetches.jobs.end() ? asked->second.fetched : none;
     Result<Followed> followed =
-        job->follow_with(asked != fetches.jobs.end() ? asked->second.fetched : FetchedFiles());
+        same ? job->follow_nodes_with(drained, fetched) : job->follow_with(fetched);
+    // Nobody else made or removed one meanwhile but this node.
+    if (followed.has_error() && jobs_.find(job->name()) != job) continue;
     if (followed.has_value() && !followed.value().to_fetch.empty()) {
       Fetches::OfJob& one = fetches.jobs[job->id()];
       one.job = job;
@@ -314,10 +331,11 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
     PTC_TRY(
         note_failure(job->name(), followed.has_value() ? ok() : Result<>(followed.error()), whole));
   }
-  for (const auto& [name, id] : names) {
+  for (const auto& [name, id] : to_load) {
     PTC_TRY(note_failure(name, load_new(name, id, agreed.removed, fetches), whole));
   }
-  if (!names.empty() && listener_ != nullptr) listener_->jobs_changed();
+  MutexLock change(jobs_.changes);
+  if (!to_load.empty() && listener_ != nullptr) listener_->jobs_changed();
   PTC_TRY(std::move(whole));
   failed_ = false;
   if (fetches.any()) return TakenOver{};
@@ -372,6 +390,8 @@ Result<> AgreementFollower::remove_opened(const std::map<std::string, std::strin
 
 Result<> AgreementFollower::load_new(const std::string& name, const std::string& id,
                                      const Tombstones& removed_meanwhile, Fetches& fetches) {
+  MutexLock change(jobs_.changes);
+  if (jobs_.find(name) != nullptr) return ok();  // this node has removed it, and made another
   PTC_TRY(contents_.open_job_directory(name, id, removed_meanwhile));
   opened_.insert_or_assign(name, id);
   const auto asked = fetches.jobs.find(id);

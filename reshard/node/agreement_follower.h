@@ -18,9 +18,11 @@
 // and all is done again half a second later. A directory of a removed job that stays, of whatever
 // cause, keeps 5 back alone, and is tried again every ten seconds. The first such reason is told,
 // once. Files that describe a checkpoint come from other nodes while nothing is locked; then it is
-// begun anew. Where only files cannot be had that describe a checkpoint (nodes that have them are
-// away), 4 waits, and 5 does not: what was removed has gone. If no node that is there has them,
-// that is tried again when one comes, or ten seconds later.
+// begun anew. Who makes or removes a job here meanwhile waits for 1, 2 and 4, and for one job that
+// is loaded; not until thousands have heard that a node is away. Where only files cannot be had
+// that describe a checkpoint (nodes that have them are away), 4 waits, and 5 does not: what was
+// removed has gone. If no node that is there has them, that is tried again when one comes, or ten
+// seconds later.
 #pragma once
 
 #include <chrono>
@@ -115,8 +117,17 @@ class AgreementFollower final : public Follower {
     std::map<std::string, OfJob> jobs;
     bool any() const;
   };
+  struct Agreement {
+    StoreMembership::Agreed agreed;
+    std::vector<MetaEntry> drained_entries;
+    std::vector<std::string> drained;  // nodes
+    std::vector<JobRef> known;
+    std::map<std::string, std::string> to_load;  // ids by name
+    Result<> carried_out = ok();
+  };
+  Result<Agreement> take_over_jobs() PTC_REQUIRES(turn_);
   Result<TakenOver> take_over_with(Fetches& fetches);
-  Result<StoreMembership::Agreed> look() PTC_REQUIRES(jobs_.changes);
+  Result<StoreMembership::Agreed> look() PTC_REQUIRES(turn_, jobs_.changes);
   /// What a job's state followed from when it was looked at last, in short: its keys and the nodes
   /// not in service, with their revisions.
   struct Looked {
@@ -124,22 +135,23 @@ class AgreementFollower final : public Follower {
     friend bool operator==(const Looked&, const Looked&) = default;
   };
   Result<> load_new(const std::string& name, const std::string& id,
-                    const Tombstones& removed_meanwhile, Fetches& fetches)
-      PTC_REQUIRES(jobs_.changes);
+                    const Tombstones& removed_meanwhile, Fetches& fetches) PTC_REQUIRES(turn_);
   Result<> remove_opened(const std::map<std::string, std::string>& names, const Tombstones& removed)
-      PTC_REQUIRES(jobs_.changes);
+      PTC_REQUIRES(turn_, jobs_.changes);
 
   MetaClient& meta_;
   Cluster& cluster_;
-  const std::unique_ptr<StoreMembership> membership_ PTC_PT_GUARDED_BY(jobs_.changes);
+  /// Of who takes over; before JobTable::changes, which is not held while jobs follow.
+  Mutex turn_;
+  const std::unique_ptr<StoreMembership> membership_ PTC_PT_GUARDED_BY(turn_);
   JobTable& jobs_;
   StoreContents& contents_;
   JobListener* const listener_;
   const MakeJob make_job_;
   /// Name and id of jobs that have a directory here, and are not loaded yet.
-  std::map<std::string, std::string> opened_ PTC_GUARDED_BY(jobs_.changes);
-  bool failed_ PTC_GUARDED_BY(jobs_.changes) = false;  // to take all over, when that was tried last
-  std::map<std::string, Looked> looked_ PTC_GUARDED_BY(jobs_.changes);  // by id
+  std::map<std::string, std::string> opened_ PTC_GUARDED_BY(turn_);
+  bool failed_ PTC_GUARDED_BY(turn_) = false;  // to take all over, when that was tried last
+  std::map<std::string, Looked> looked_ PTC_GUARDED_BY(turn_);  // by id
   std::atomic<bool> stops_ = false;
 
   mutable Mutex drained_mutex_;

@@ -47,7 +47,8 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
   }
   /// Whoever does looks further, if there is more.
   void look_at_queue() PTC_REQUIRES(mutex) {
-    if (waiting > 0) due_changed.notify_one();
+    if (first_waits) first_due_changed.notify_one();
+    else if (waiting > 0) told.notify_one();
     else if (threads.size() < most_threads) begin_another();
   }
   void work();
@@ -58,10 +59,11 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
   const std::string name;
   mutable Mutex mutex;
   std::multimap<Time, LoopRef> queue PTC_GUARDED_BY(mutex);
-  ConditionVariable due_changed, step_ended;
+  ConditionVariable first_due_changed, told, step_ended;
   std::vector<std::thread> threads PTC_GUARDED_BY(mutex), ended
-      PTC_GUARDED_BY(mutex);                   // the latter end now
-  unsigned waiting PTC_GUARDED_BY(mutex) = 0;  // threads that wait for a step to come due
+      PTC_GUARDED_BY(mutex);                       // the latter end now
+  bool first_waits PTC_GUARDED_BY(mutex) = false;  // a thread, for the next step to come due
+  unsigned waiting PTC_GUARDED_BY(mutex) = 0;      // others that wait to be told
   bool stopping PTC_GUARDED_BY(mutex) = false;
 };
 
@@ -72,17 +74,19 @@ void StepPool::Shared::work() {
   while (!stopping) {
     const Time now = std::chrono::steady_clock::now();
     if (queue.empty() || queue.begin()->first > now) {
+      // One is there for what comes due next, and sleeps until then; if all did, all would wake.
+      if (!queue.empty() && !first_waits) {
+        first_waits = true;
+        first_due_changed.wait_until(mutex, queue.begin()->first);
+        first_waits = false;
+        continue;
+      }
       const Time spare_at = now + kSpareAfter;
-      // One is there for what comes due next, and sleeps until then.
-      const bool others_wait = waiting > 0;
-      const Time until = queue.empty()  ? spare_at
-                         : !others_wait ? queue.begin()->first
-                                        : std::min(spare_at, queue.begin()->first);
       ++waiting;
-      due_changed.wait_until(mutex, until);
+      told.wait_until(mutex, spare_at);
       --waiting;
       const bool idle = std::chrono::steady_clock::now() >= spare_at;
-      if (idle && (waiting > 0 || queue.empty()) && is_spare()) return;
+      if (idle && (first_waits || queue.empty()) && is_spare()) return;
       continue;
     }
     const LoopRef loop = queue.begin()->second;
@@ -113,7 +117,7 @@ bool StepPool::Shared::is_spare() {
   std::vector<std::thread> before = std::exchange(ended, {});
   ended.push_back(std::move(*self));
   threads.erase(self);
-  due_changed.notify_one();  // it may have been this one that was told
+  told.notify_one();  // it may have been this one that was told
   const MutexUnlock unlock(mutex);
   for (std::thread& thread : before) thread.join();
   return true;
@@ -131,7 +135,8 @@ StepPool::~StepPool() {
     threads = std::exchange(shared_->threads, {});
     for (std::thread& thread : std::exchange(shared_->ended, {}))
       threads.push_back(std::move(thread));
-    shared_->due_changed.notify_all();
+    shared_->first_due_changed.notify_all();
+    shared_->told.notify_all();
   }
   for (std::thread& thread : threads) thread.join();
 }

@@ -1,5 +1,7 @@
 // Who makes or removes a job with little patience is answered in time, whatever etcd does; what he
 // is told holds on all nodes, and the same again goes on where it was.
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -21,7 +23,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr milliseconds kLittle{300}, kLong{10000};
 
@@ -238,6 +242,22 @@ TEST_F(ClusterJobsTest, TheSameRemovalAgainIsToldWhatWasDecidedMeanwhile) {
   EXPECT_TRUE(make("job", 8, kLong).has_value());
 }
 
+/// Though it cannot be heard yet what was decided about another.
+TEST_F(ClusterJobsTest, OneIsMadeAndRemovedWhileAnotherIsFollowed) {
+  const std::string slow = make("slow", 7, kLong).value()->id();
+  expect_on_all("slow", slow, 7);
+  silent_when_asked("slow");
+  auto saved = std::async(std::launch::async, [job = cluster_.job(1, "slow")] {
+    return job->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})").has_value();
+  });
+  std::this_thread::sleep_for(milliseconds(100));  // w0 hears that there is something
+  const auto made = make("job", 7);
+  answer();
+  EXPECT_TRUE(saved.get());
+  ASSERT_TRUE(made.has_value()) << made.error().message();
+  expect_on_all("job", made.value()->id(), 7);
+}
+
 TEST_F(ClusterJobsTest, AStoreIsClosedWhileSomethingGoesOn) {
   const std::string id = make("job", 7, kLong).value()->id();
   expect_on_all("job", id, 7);
@@ -283,6 +303,48 @@ TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
   EXPECT_TRUE(becomes([&] { return cluster.job(0, "job3")->find_checkpoint("base") != nullptr; }));
   cluster.start(1);
   cluster.wait_settled();
+  for (unsigned i = 0; i < 5; ++i)
+    expect_model(*cluster.job(1, fmt::format("job{}", i))->find_checkpoint("base"), sample);
+}
+
+/// Or one that dies would hold up all that is decided about thousands of jobs.
+TEST(ClusterFollowerTest, OfANodeThatDiesNoJobIsAskedAnew) {
+  const Sample sample = llama_sample();
+  LocalCluster cluster(3);
+  for (unsigned i = 0; i < 5; ++i) {
+    const JobRef job = cluster.store(0).create_job(fmt::format("job{}", i)).value();
+    write_ranks(sample, LayoutSpec(), std::filesystem::path(job->files_dir()) / "incoming/base");
+    ASSERT_TRUE(job->commit("base", "base").has_value());
+    ASSERT_TRUE(job->save_layout(R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w0:0", "w2:0"]})")
+                    .has_value());
+  }
+  cluster.wait_settled();
+  const auto is_whole = [&](unsigned node, unsigned job) {
+    const CheckpointRef base =
+        cluster.job(node, fmt::format("job{}", job))->find_checkpoint("base");
+    const auto stored = base->stored();
+    return std::all_of(stored->images.begin(), stored->images.end(),
+                       [](const StoredImage& image) { return image.image != nullptr; });
+  };
+  for (unsigned i = 0; i < 5; ++i) EXPECT_TRUE(becomes([&] { return is_whole(1, i); })) << i;
+  std::mutex mutex;
+  std::vector<std::string> listed;
+  const auto listing = cluster.lists.during([&](const std::string& node, std::string_view prefix) {
+    const std::lock_guard lock(mutex);
+    char thread[16] = {};
+    ::pthread_getname_np(::pthread_self(), thread, sizeof thread);
+    if (node == "w1" && thread == std::string("ptcfs-follow")) listed.emplace_back(prefix);
+  });
+  cluster.stop(2);
+  for (unsigned i = 0; i < 5; ++i) EXPECT_TRUE(becomes([&] { return !is_whole(1, i); })) << i;
+  cluster.start(2);
+  for (unsigned i = 0; i < 5; ++i) EXPECT_TRUE(becomes([&] { return is_whole(1, i); })) << i;
+  cluster.wait_settled();
+  {
+    std::lock_guard lock(mutex);
+    for (unsigned i = 0; i < 5; ++i)
+      EXPECT_THAT(listed, Not(Contains(fmt::format("jobs/job{}/", i))));
+  }
   for (unsigned i = 0; i < 5; ++i)
     expect_model(*cluster.job(1, fmt::format("job{}", i))->find_checkpoint("base"), sample);
 }

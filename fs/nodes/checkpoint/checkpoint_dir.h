@@ -63,7 +63,9 @@ class FrozenDir : public Node {
 class CheckpointDir : public FrozenDir {
  public:
   CheckpointDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint)
-      : FrozenDir(std::move(job), checkpoint, checkpoint->key) {}
+      : FrozenDir(std::move(job), checkpoint, checkpoint->key) {
+    checkpoint->shown = true;
+  }
   /// Whether `rm -r` has taken every name out of it, so that rmdir may remove the checkpoint.
   static bool all_hidden(const CheckpointView& checkpoint);
 
