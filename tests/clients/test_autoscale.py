@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import time
+import unittest
 
 import mount
 import prometheus
@@ -142,6 +143,21 @@ class Autoscale(CarriedOut):
         self.assertIn("it runs already", self.said())
         self.assertEqual(len(self.of_job(job, "start")), 1)
         self.check_story(job)
+
+    @unittest.skipUnless(os.getuid() == 0, "only root limits space")
+    def test_what_cannot_be_written_down_is_not_begun(self):
+        """Nobody would find it again."""
+        full, other = self.prepare("full"), self.prepare("other")
+        os.setxattr(full.path, "trusted.ptc.quota", b"1")
+        self.list_jobs((full, ["0.02"], {}), (other, ["0.02"], {}), gpus=2)
+        self.begin("--until-done")
+        self.wait_for(lambda: "full: what was done with it could not be written down" in self.said())
+        self.wait_for(lambda: self.record_of(other).get("state") == "done")
+        self.assertEqual(self.of_job(full), [])
+        self.assertFalse(os.path.exists(full.file("autoscale.json")))
+        os.setxattr(full.path, "trusted.ptc.quota", b"none")
+        self.wait_until_all_is_done()
+        self.check_story(full, other)
 
     def test_a_second_one_refuses(self):
         self.list_jobs((self.prepare("a"), ["0.1"], {}))

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kMostFailures = 5;  // in a row, nothing consumed between
 constexpr int kMostRefusals = 5;
-constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5;
+constexpr double kMostBackoff = 60, kSoon = 1, kAgainKilled = 5, kNotWritten = 5;
 constexpr double kNoted = 0.1;  // of its slowness: it is written down when it differs by so much
 constexpr const char* kAdopt = "autoscale.adopt";
 
@@ -47,12 +47,11 @@ LiveJob::LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string ba
 
 bool LiveJob::write() {
   if (is_gone_) return false;
-  if (auto written = write_record(directory_, record_); written.has_error()) {
-    all_.say(spec_.name, "what was done with it could not be written down: " +
-                             std::string(written.error().message()));
-    return false;
-  }
-  return true;
+  const Result<> written = write_record(directory_, record_);
+  const std::string why = written.has_error() ? std::string(written.error().message()) : "";
+  if (std::exchange(not_written_, why) != why && !why.empty())
+    all_.say(spec_.name, "what was done with it could not be written down: " + why);
+  return why.empty();
 }
 
 bool LiveJob::enter(LiveState state, const std::string& remark) {
@@ -339,8 +338,14 @@ void LiveJob::step_waits() {
   record_.devices = all_.devices_of(holds_);
   movement_ = all_.movement(*this, *wanted_);
   change_ = Change::kSaveLayout;
-  enter(LiveState::kChanges);
-  step_changes();
+  if (enter(LiveState::kChanges)) step_changes();
+  else wait_until_it_can_be_written();
+}
+
+void LiveJob::wait_until_it_can_be_written() {
+  release();
+  retry_at_ = all_.now() + kNotWritten;
+  enter(LiveState::kWaits, "it is not started: what is done with it cannot be written down");
 }
 
 void LiveJob::step_changes() {
@@ -472,7 +477,8 @@ void LiveJob::start() {
   pace_ = {};
   if (!enter(LiveState::kRuns)) {  // nobody would find it again
     worker_.reset();               // it ends, for nobody says go
-    failed("it cannot be started: what is done with it cannot be written down");
+    --record_.changes;
+    wait_until_it_can_be_written();
     return;
   }
   worker_->go();

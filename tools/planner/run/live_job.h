@@ -118,6 +118,7 @@ class LiveJob {
   void failed(const std::string& why);
   void ended(const Worker::Ended& how);
   void release();
+  void wait_until_it_can_be_written();
   /// False: it could not be written down, which was said.
   bool enter(LiveState state, const std::string& remark = "");
   bool write();
@@ -135,8 +136,9 @@ class LiveJob {
 
   JobRecord record_;
   std::optional<MountedJob> seen_;
-  std::string problem_;  // why it is not seen, as it was said last
-  Curve known_, curve_;  // with, and without what was refused
+  std::string problem_;      // why it is not seen, as it was said last
+  std::string not_written_;  // the same of what is written down
+  Curve known_, curve_;      // with, and without what was refused
   struct Refused {
     double until = 0;
     int times = 0;
