@@ -482,8 +482,10 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   MutexLock lock(mutex_);
   CheckpointRef checkpoint = job_->find_checkpoint(name);
   auto found = checkpoints_.find(name);
+  std::shared_ptr<CheckpointView> before;
   if (found != checkpoints_.end()) {
     if (found->second->checkpoint == checkpoint) return found->second;
+    before = std::move(found->second);
     checkpoints_.erase(found);
   }
   if (checkpoint == nullptr) return nullptr;
@@ -491,6 +493,7 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   const Manifest& manifest = checkpoint->manifest();
   view->checkpoint = checkpoint;
   view->key = fmt::format("{}/c/{}", key_, manifest.id);
+  if (before != nullptr && before->key == view->key) view->shown = before->shown.load();
   view->uid = manifest.uid;
   view->gid = manifest.gid;
   view->time = {manifest.time_ns / 1000000000, manifest.time_ns % 1000000000};

@@ -483,6 +483,7 @@ bool Job::is_settled() const { return impl_->at_rest(*impl_->knowledge.now()); }
 
 void Job::forget() {
   stop();
+  impl_->knowledge.update([](KnownJob& now) { now.removed = true; });
   const JobKnowledge::Snapshot known = impl_->knowledge.now();
   for (const auto& [name, record] : known->checkpoints) {
     impl_->services.removed->note(record.id, record.checkpoint);

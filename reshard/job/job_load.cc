@@ -138,7 +138,9 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
   const JobKnowledge::Snapshot before_all = knowledge.now();
   const uint64_t shelved = shelf.now();
   AgreedOn agreed;
-  if (same_but_drained != nullptr && before_all->follows_record()) {
+  if (before_all->removed) return make_error(Code::kNotFound, "job {} was removed", job->name());
+  // A commit that was given up, as it seems, may have been decided since the record was read.
+  if (same_but_drained != nullptr && given_up.empty() && before_all->follows_record()) {
     agreed = {before_all->record(), *same_but_drained};
   } else {
     PTC_TRY(agreed, read_agreed());
@@ -237,10 +239,12 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
   std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>>
       replaced;  // and before
   std::vector<CheckpointRecord> gone;
-  bool shown_changed = false;
+  bool shown_changed = false, removed = false;
   std::set<std::string> to_tell,
       decided;  // what was made here for a plan stays until there is a decision
   knowledge.update([&](KnownJob& now) {
+    removed = now.removed;
+    if (removed) return;
     const bool edited = now.saved.revision != state.saved.revision;
     const bool wanted_again = !edited && now.saved.meta_revision != state.saved.meta_revision;
     shown_changed = now.saved.text != state.saved.text || now.rules_text != state.rules_text ||
@@ -309,6 +313,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
     }
     if (!gone.empty() && listener != nullptr) listener->names_changed();
   });
+  if (removed) return make_error(Code::kNotFound, "job {} was removed", job->name());
   take_over(std::move(state.attributes));  // after the texts that they are of
   mender.note_to_refresh(mended);
   knowledge.tell();

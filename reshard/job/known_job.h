@@ -59,6 +59,7 @@ struct KnownJob {
   /// opened with the nodes that are there. They change together with look_anyway.
   std::vector<std::string> followed_alive, followed_drained;
   bool followed_whole = false;  // nothing was lacking then
+  bool removed = false;         // the job: from then on nothing is taken over
 
   // --- found here ---
   std::set<std::string, std::less<>> damaged_ids;  // ever; their files stay until they are removed

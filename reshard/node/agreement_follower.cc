@@ -294,8 +294,14 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
       return std::none_of(known.begin(), known.end(),
                           [&](const JobRef& job) { return job->id() == one.first; });
     });
+  // By this node, in between; of one that is just being removed, that is waited for.
+  const auto was_removed = [this](const JobRef& job) {
+    MutexLock change(jobs_.changes);
+    return jobs_.find(job->name()) != job;
+  };
   for (const JobRef& job : known) {
     if (stops_) return make_error(Code::kCancelled, "this node stops");
+    if (jobs_.find(job->name()) != job) continue;
     const auto before = looked_.find(job->id());
     Looked now{0, drained_keys};
     if (agreed.whole) {
@@ -316,8 +322,9 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
     const FetchedFiles none, &fetched = asked != fetches.jobs.end() ? asked->second.fetched : none;
     Result<Followed> followed =
         same ? job->follow_nodes_with(drained, fetched) : job->follow_with(fetched);
-    // Nobody else made or removed one meanwhile but this node.
-    if (followed.has_error() && jobs_.find(job->name()) != job) continue;
+    const bool is_whole =
+        followed.has_value() && followed.value().to_fetch.empty() && !followed.value().lacking;
+    if (!is_whole && was_removed(job)) continue;
     if (followed.has_value() && !followed.value().to_fetch.empty()) {
       Fetches::OfJob& one = fetches.jobs[job->id()];
       one.job = job;
@@ -334,14 +341,16 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   for (const auto& [name, id] : to_load) {
     PTC_TRY(note_failure(name, load_new(name, id, agreed.removed, fetches), whole));
   }
-  MutexLock change(jobs_.changes);
-  if (!to_load.empty() && listener_ != nullptr) listener_->jobs_changed();
-  PTC_TRY(std::move(whole));
-  failed_ = false;
-  if (fetches.any()) return TakenOver{};
-  if (!lacking)
-    contents_.settle_found_images(
-        jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  {
+    MutexLock change(jobs_.changes);
+    if (!to_load.empty() && listener_ != nullptr) listener_->jobs_changed();
+    PTC_TRY(std::move(whole));
+    failed_ = false;
+    if (fetches.any()) return TakenOver{};
+    if (!lacking)
+      contents_.settle_found_images(
+          jobs_.list(), /*at_start=*/false);  // else drafts may belong to what is not known
+  }
   membership_->taken_over(agreed, drained_entries, carried_out.has_value());
   if (carried_out.has_error()) return TakenOver{std::move(lacking), carried_out.error()};
   return TakenOver{std::move(lacking), std::nullopt};

@@ -35,8 +35,7 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
                                        // on, and it is tried again for the next loop that is woken
     }
   }
-  void enqueue(const LoopRef& loop, Time due)
-      PTC_REQUIRES(mutex) {  // by who looks at the queue next
+  void enqueue(const LoopRef& loop, Time due) PTC_REQUIRES(mutex) {
     if (loop->queued) queue.erase(loop->place);
     loop->place = queue.emplace(due, loop);
     loop->queued = true;
@@ -44,6 +43,12 @@ struct StepPool::Shared : std::enable_shared_from_this<StepPool::Shared> {
   void put(const LoopRef& loop, Time due) PTC_REQUIRES(mutex) {
     enqueue(loop, due);
     if (loop->place == queue.begin() || threads.empty()) look_at_queue();
+  }
+  /// By who looks at the queue next. He may find that somebody else waits for what is first there,
+  /// and so must be told that it is another now.
+  void put_back(const LoopRef& loop, Time due) PTC_REQUIRES(mutex) {
+    enqueue(loop, due);
+    if (loop->place == queue.begin() && first_waits) first_due_changed.notify_one();
   }
   /// Whoever does looks further, if there is more.
   void look_at_queue() PTC_REQUIRES(mutex) {
@@ -102,9 +107,9 @@ void StepPool::Shared::work() {
     if (loop->stopped) {
       step_ended.notify_all();
     } else if (loop->woken) {
-      enqueue(loop, std::chrono::steady_clock::now());
+      put_back(loop, std::chrono::steady_clock::now());
     } else if (next) {
-      enqueue(loop, *next);
+      put_back(loop, *next);
     }
   }
 }

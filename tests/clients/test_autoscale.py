@@ -159,6 +159,27 @@ class Autoscale(CarriedOut):
         self.wait_until_all_is_done()
         self.check_story(full, other)
 
+    def test_a_dry_run_tells_what_it_would_cost(self):
+        """As it does then, by ptcfs's own plan: of a layout that the job cannot have nothing is told."""
+        job = self.prepare("a")
+        self.write("profiles.csv", profiles() + f"m,{BATCH},7,1,1,0.001\n")  # which tensors of 8 heads do not allow
+        self.list_jobs((job, ["0.02"], {}), gpus=8)
+
+        def told():
+            return json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"][0]
+        dry = told()
+        self.OPTIONS = ()
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        decision = self.record_of(job)["decision"]
+        self.assertEqual(decision["to"]["way"], dry["then"]["way"])
+        self.assertAlmostEqual(decision["price_s"], dry["price_s"], places=6)
+        self.wait_until_all_is_done()
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["samples"] = 10 ** 9  # then what is fastest is worth any price
+        self.write("jobs.json", json.dumps(jobs))
+        self.assertEqual(told()["then"]["gpus"], 4)
+
     def test_a_second_one_refuses(self):
         self.list_jobs((self.prepare("a"), ["0.1"], {}))
         self.begin()

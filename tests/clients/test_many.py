@@ -10,6 +10,7 @@ import models
 import mount
 import users
 
+CAN_FORGET = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 18)  # the kernel, names, when it is asked to
 JOBS = int(os.environ.get("PTC_JOBS", "500"))
 
 

@@ -243,7 +243,7 @@ TEST_F(ClusterJobsTest, TheSameRemovalAgainIsToldWhatWasDecidedMeanwhile) {
 }
 
 /// Though it cannot be heard yet what was decided about another.
-TEST_F(ClusterJobsTest, OneIsMadeAndRemovedWhileAnotherIsFollowed) {
+TEST_F(ClusterJobsTest, OneIsMadeWhileAnotherIsFollowed) {
   const std::string slow = make("slow", 7, kLong).value()->id();
   expect_on_all("slow", slow, 7);
   silent_when_asked("slow");

@@ -156,6 +156,40 @@ TEST(StepPool, ThreadsThatAreNotNeededEnd) {
   while (at_once < 9) std::this_thread::yield();
 }
 
+/// Though a thread waits for something later already, and who put it back finds another waiting.
+TEST(StepPool, WhatComesDueBeforeWhatIsWaitedForIsNotLate) {
+  StepPool pool(2);
+  std::atomic<int> slow_steps = 0, quick_steps = 0, other_steps = 0;
+  std::promise<void> release;
+  std::shared_future<void> released = release.get_future().share();
+  std::deque<Loop> loops(3);
+  const auto until = [deadline = in(std::chrono::seconds(30))](const std::atomic<int>& count,
+                                                               int n) {
+    while (count < n && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(milliseconds(1));
+    return count >= n;
+  };
+  loops[0].start(pool, [&](const std::stop_token&) -> std::optional<StepPool::Time> {
+    ++slow_steps;
+    return in(std::chrono::hours(1));
+  });
+  ASSERT_TRUE(until(slow_steps, 1));
+  loops[1].start(pool, [&](const std::stop_token&) -> std::optional<StepPool::Time> {
+    if (++quick_steps == 1) released.wait();
+    return in(milliseconds(20));
+  });
+  ASSERT_TRUE(until(quick_steps, 1));
+  std::this_thread::sleep_for(milliseconds(100));  // the other thread waits for the slow one
+  release.set_value();
+  EXPECT_TRUE(until(quick_steps, 5));
+  loops[2].start(pool, [&](const std::stop_token&) -> std::optional<StepPool::Time> {
+    ++other_steps;
+    return std::nullopt;
+  });
+  EXPECT_TRUE(until(other_steps, 1));
+  for (Loop& loop : loops) loop.stop();
+}
+
 TEST(StepPool, OneThreadWaitsForWhatComesDue) {
   StepPool pool(8);
   EXPECT_EQ(pool.threads(), 0u);

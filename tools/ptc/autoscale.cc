@@ -7,6 +7,10 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstdio>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
 
 #include "store/base/json.h"
 #include "tools/cli/numbers.h"
@@ -35,23 +39,27 @@ constexpr double kUsualPrice = 30;  // where neither a number nor a mount tells
 /// What a job has and would get.
 struct Line {
   const planner::JobToTrain* job = nullptr;
-  const planner::Curve* curve = nullptr;
+  std::shared_ptr<const planner::Curve> curve;
   std::optional<uint32_t> now, then;  // points of its curve
-  double price = 0;
+  /// Of a change to each; empty: of each this much.
+  std::vector<double> prices = {};
+  double usual_price = 0;
 
+  double price() const { return !prices.empty() && then ? prices[*then] : usual_price; }
   bool changes() const { return then && then != now; }
   const planner::CurvePoint* before() const { return now ? &curve->points[*now] : nullptr; }
   const planner::CurvePoint* after() const { return then ? &curve->points[*then] : nullptr; }
 };
 
-std::vector<planner::ElasticJob> as_told(const std::vector<Line>& lines) {
+std::vector<planner::ElasticJob> as_told(const std::vector<Line>& lines, bool with_prices) {
   std::vector<planner::ElasticJob> jobs;
   for (const Line& line : lines) {
     planner::ElasticJob& job = jobs.emplace_back();
-    job.curve = line.curve;
+    job.curve = line.curve.get();
     job.samples_left = line.job->samples;
     job.now = line.now;
     job.runs = line.job->now.has_value();
+    if (with_prices) job.price_s = line.prices;
   }
   return jobs;
 }
@@ -95,7 +103,7 @@ void print_lines(const std::vector<Line>& lines, uint32_t gpus) {
          line.changes() && line.before() != nullptr
              ? fmt::format("{:.2f} x", after->samples_per_s / line.before()->samples_per_s)
              : "-",
-         line.changes() ? planner::time_text(line.price) : "-",
+         line.changes() ? planner::time_text(line.price()) : "-",
          after != nullptr ? planner::time_text(line.job->samples / after->samples_per_s) : "waits",
          after != nullptr ? after->way : "-"});
   }
@@ -120,7 +128,7 @@ void print_late(const std::vector<Line>& lines) {
       fmt::print("{} has a deadline, and waits.\n", line.job->name);
       continue;
     }
-    const double late = (line.changes() ? line.price : 0) +
+    const double late = (line.changes() ? line.price() : 0) +
                         line.job->samples / line.after()->samples_per_s -
                         planner::seconds_until(*line.job->deadline);
     if (late > 0)
@@ -143,7 +151,7 @@ void print_json(const std::vector<Line>& lines) {
                                 {"now", point_json(line.before())},
                                 {"then", point_json(line.after())},
                                 {"changes", line.changes()},
-                                {"price_s", line.changes() ? line.price : 0}});
+                                {"price_s", line.changes() ? line.price() : 0}});
   fmt::print("{}", pretty_json(json::object{{"jobs", std::move(jobs)}}));
 }
 
@@ -163,21 +171,64 @@ planner::ScalingRules rules_of(const AutoscaleOptions& options, const planner::P
   return rules;
 }
 
-/// What an autoscaler has done with a job of a mount, where it has.
-void take_from_mount(const std::string& mount, planner::JobToTrain& job) {
-  const std::string directory = mount + "/" + job.name;
-  const auto record = planner::read_record(directory);
-  if (job.now || !record) return;
-  if (record->has) job.now = {record->has->gpus, record->has->batch};
-  if (const auto seen = planner::look_at_job(directory))
-    job.samples = std::max(1.0, job.samples - static_cast<double>(seen.value().consumed));
-}
+/// Jobs as a mount has them, which tells what a change costs.
+class InMount {
+ public:
+  explicit InMount(std::string mount) : mount_(std::move(mount)) {}
+
+  /// What an autoscaler has done with the job, where it has.
+  void take_up(planner::JobToTrain& job) {
+    const std::string directory = mount_ + "/" + job.name;
+    const auto record = planner::read_record(directory);
+    auto seen = planner::look_at_job(directory);
+    if (record && !job.now) {
+      if (record->has) job.now = {record->has->gpus, record->has->batch};
+      if (seen.has_value())
+        job.samples = std::max(1.0, job.samples - static_cast<double>(seen.value().consumed));
+    }
+    if (record && record->costs) prices_.restore(job.name, *record->costs);
+    if (seen.has_value()) seen_.emplace(job.name, std::move(seen).value());
+  }
+  /// What a change to each point of its curve costs, if it is in the mount. Points that it cannot
+  /// have there are left out, unless none is left then.
+  void tell_prices(Line& line) const {
+    const std::string& name = line.job->name;
+    const auto seen = seen_.find(name);
+    if (seen == seen_.end()) return;
+    const auto ask_mount = [this](const json::object& request) { return ask(mount_, request); };
+    std::map<std::pair<std::string, uint32_t>, std::optional<double>> known;  // by layout
+    planner::Curve possible{.points = {}, .of_one_gpu = line.curve->of_one_gpu};
+    std::vector<double> prices;
+    for (const planner::CurvePoint& point : line.curve->points) {
+      const auto [price, is_new] = known.try_emplace({point.way, point.gpus}, line.usual_price);
+      if (is_new) {
+        const auto movement = planner::movement_to(ask_mount, name, seen->second, point);
+        if (movement.has_value())
+          price->second = prices_.of(name, movement.value(), line.job->now.has_value());
+        else if (movement.error().code() == Code::kInvalidArgument) price->second.reset();
+      }
+      if (!price->second) continue;
+      possible.points.push_back(point);
+      prices.push_back(*price->second);
+    }
+    if (possible.empty()) return;
+    line.curve = std::make_shared<const planner::Curve>(std::move(possible));
+    line.prices = std::move(prices);
+  }
+
+ private:
+  const std::string mount_;
+  std::map<std::string, planner::MountedJob> seen_;
+  planner::Prices prices_;
+};
 
 Result<int> show(const Context& context, const AutoscaleOptions& options) {
   PTC_TRY(auto policy, policy_of(options));
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
-  if (const auto mount = find_mount(context.mount_option))
-    for (planner::JobToTrain& job : from.file.jobs) take_from_mount(mount.value(), job);
+  std::optional<InMount> in_mount;
+  if (auto mount = find_mount(context.mount_option)) in_mount.emplace(std::move(mount).value());
+  if (in_mount)
+    for (planner::JobToTrain& job : from.file.jobs) in_mount->take_up(job);
   if (!options.device.empty()) from.file.device = options.device;
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   const std::string name = planner::input_name(options.file);
@@ -196,14 +247,15 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
     Result<const planner::Curve*> curve =
         curves.of({job.name, i, 0, job.samples, job.now ? job.now->gpus : 0}, i);
     if (curve.has_error()) return std::move(curve).error().with_context(name);
-    line.curve = curve.value();
+    line.curve = std::make_shared<const planner::Curve>(*curve.value());
+    line.usual_price = job.now ? told.change_s : told.start_s;
+    if (in_mount && !options.price) in_mount->tell_prices(line);
     if (job.now) line.now = point_of(*line.curve, *job.now);
-    line.price = job.now ? told.change_s : told.start_s;
   }
   std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
     return planner::is_due_before(*a.job, *b.job);
   });
-  const auto decided = planner::decide(as_told(lines), gpus, rules);
+  const auto decided = planner::decide(as_told(lines, !policy.ignores_prices), gpus, rules);
   for (size_t i = 0; i < lines.size(); ++i) lines[i].then = decided[i];
   if (options.as_json) print_json(lines);
   else print_lines(lines, gpus);
@@ -246,7 +298,7 @@ void add_autoscale(CLI::App& app, Context& context) {
   command->add_option("--policy", options->policy, "as of \"ptc simulate\"")
       ->type_name("NAME")
       ->capture_default_str();
-  add_price_options(*command, *options, " (--dry-run: 30)");
+  add_price_options(*command, *options, " (--dry-run, not in a mount: 30)");
   command
       ->add_option("--horizon", options->horizon, "what a change wins counts for so long at most")
       ->type_name("S")

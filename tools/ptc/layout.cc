@@ -47,10 +47,9 @@ int replaced(const std::string& what, const JobStatus& by) {
   return kFailed;
 }
 
-/// `saved`: layout.json as it was right after.
-Result<int> report_saved(const Target& target, const SavedLayout& saved, bool wait,
-                         LastWords& last_words) {
-  PTC_TRY(auto status, read_status(target));
+/// `saved`: layout.json as it was right after. `status`: the job's since then.
+Result<int> report_saved(const Target& target, const SavedLayout& saved, JobStatus status,
+                         bool wait, LastWords& last_words) {
   if (wait) {
     last_words.say(goes_on(target, " to " + saved.wanted));
     PTC_TRY(status, wait_until_settled(target, 0));
@@ -130,6 +129,12 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     }
     // Who saved after us had read what we had: both edits belong into it.
     if (saved && may_try && undoes(theirs, layout, ours)) continue;
+    PTC_TRY(const auto latest, read_status(target));
+    if (saved && may_try && latest.revision != after.revision) {
+      PTC_TRY(const auto later, read_saved_layout(target));
+      PTC_TRY(const auto content, later.removed ? Result<json::object>(ours) : later.layout());
+      if (undoes(content, layout, ours)) continue;
+    }
     if (before.removed) say_removed(before);
     for (const std::string& note : notes) fmt::print(stderr, "ptc: {}\n", note);
     if (!saved && saved.error().code() == Code::kInvalidArgument) return refused(saved.error());
@@ -137,11 +142,8 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     if (after.text == text) say_unseen(target, before, after);
     lock.reset();
     std::vector<std::string> ignored;
-    if (edited_layout(theirs, edit, ignored) != theirs) {
-      PTC_TRY(const auto now, read_status(target));
-      return replaced("what was saved", now);
-    }
-    return report_saved(target, after, wait, last_words);
+    if (edited_layout(theirs, edit, ignored) != theirs) return replaced("what was saved", latest);
+    return report_saved(target, after, latest, wait, last_words);
   }
 }
 
@@ -254,7 +256,8 @@ Result<int> run_edit(const Context& context, const std::string& job, bool wait) 
     if (saved) {
       if (after.text == edited || after.removed) {
         say_unseen(target, now, after);
-        return report_saved(target, after, wait, *last_words);
+        PTC_TRY(const auto status, read_status(target));
+        return report_saved(target, after, status, wait, *last_words);
       }
       PTC_TRY(const auto status, read_status(target));
       return replaced("what was saved", status);

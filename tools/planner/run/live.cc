@@ -18,7 +18,6 @@
 #include "store/base/file.h"
 #include "tools/planner/elastic/placement.h"
 #include "tools/planner/profile/input.h"
-#include "tools/planner/run/json_fields.h"
 #include "tools/planner/run/live_job.h"
 #include "tools/planner/spase/gantt.h"
 
@@ -200,13 +199,7 @@ class LiveCluster : public LiveJobs {
     const std::string key =
         fmt::format("{} {} {} {}", job.spec().name, job.seen()->in_force, point.way, point.gpus);
     if (const auto found = movements_.find(key); found != movements_.end()) return found->second;
-    PTC_TRY(auto layout, layout_of_point(job.seen()->layout, point, {}));
-    layout.erase("devices");
-    PTC_TRY(const json::object plan,
-            uses_.ask({{"do", "plan"}, {"job", job.spec().name}, {"layout", layout}}));
-    Movement movement;
-    if (const json::object* bytes = object_of(plan, "bytes"))
-      movement = {number_of(*bytes, "moved"), number_of(*bytes, "local")};
+    PTC_TRY(const Movement movement, movement_to(uses_.ask, job.spec().name, *job.seen(), point));
     movements_[key] = movement;
     return movement;
   }

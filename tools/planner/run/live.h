@@ -10,6 +10,7 @@
 #include "store/base/error.h"
 #include "store/base/json.h"
 #include "tools/planner/run/decider.h"
+#include "tools/planner/run/mounted_job.h"
 
 namespace ptc::planner {
 
@@ -28,8 +29,7 @@ struct LiveSettings {
 
 struct LiveUses {
   std::function<void(const std::string& line)> say;
-  /// Of .ptc/ask.
-  std::function<Result<json::object>(const json::object& request)> ask;
+  AskMount ask;
   std::function<bool()> is_stopped;
 };
 

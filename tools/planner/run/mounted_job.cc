@@ -99,6 +99,19 @@ Result<json::object> layout_of_point(json::object layout, const CurvePoint& poin
   return layout;
 }
 
+Result<Movement> movement_to(const AskMount& ask, const std::string& name, const MountedJob& job,
+                             const CurvePoint& point) {
+  if (job.checkpoint.empty()) return Movement{};
+  PTC_TRY(auto layout, layout_of_point(job.layout, point, {}));
+  layout.erase("devices");
+  const json::object request{{"do", "plan"}, {"job", name}, {"layout", layout}};
+  PTC_TRY(const json::object plan, ask(request));
+  Movement movement;
+  if (const json::object* bytes = object_of(plan, "bytes"))
+    movement = {number_of(*bytes, "moved"), number_of(*bytes, "local")};
+  return movement;
+}
+
 Result<> save_layout(const std::string& directory, const json::object& layout) {
   return save(directory + "/layout.json", layout, directory + "/status.json", "layout_error");
 }

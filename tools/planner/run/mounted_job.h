@@ -3,12 +3,14 @@
 
 #include <boost/json/object.hpp>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "store/base/error.h"
 #include "store/base/json.h"
 #include "tools/planner/elastic/curve.h"
+#include "tools/planner/price/prices.h"
 
 namespace ptc::planner {
 
@@ -29,6 +31,13 @@ Result<MountedJob> look_at_job(const std::string& directory);
 /// that no profile knows (cp).
 Result<json::object> layout_of_point(json::object layout, const CurvePoint& point,
                                      const std::vector<std::string>& devices);
+
+/// Of .ptc/ask.
+using AskMount = std::function<Result<json::object>(const json::object& request)>;
+/// What a change of this job (`name`) to a point's layout brings elsewhere, by ptcfs's own plan:
+/// nothing, of one without a checkpoint. kInvalidArgument: it cannot have that layout.
+Result<Movement> movement_to(const AskMount& ask, const std::string& name, const MountedJob& job,
+                             const CurvePoint& point);
 
 /// kInvalidArgument: it was refused, and why. kUnavailable: for now.
 Result<> save_layout(const std::string& directory, const json::object& layout);
