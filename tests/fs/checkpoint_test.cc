@@ -99,12 +99,31 @@ TEST_F(CheckpointTest, AFlipDoesNotKeepWhatIsBeingRemoved) {
   };
   for (int i = 0; i < 500 && !listed(); ++i) ::usleep(10'000);
   ASSERT_TRUE(listed());
-  for (const std::string path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"),
-                                 job("checkpoints/a/dcp"), job("checkpoints/a/meta.json")})
+  for (const std::string& path : {before, job("checkpoints/a/model"), job("checkpoints/a/hf"),
+                                  job("checkpoints/a/dcp"), job("checkpoints/a/meta.json")})
     EXPECT_EQ(shell("rm -r " + path), 0) << path;
   EXPECT_EQ(errno_of(::rmdir(layouts.c_str())), 0);
   EXPECT_EQ(errno_of(::rmdir(job("checkpoints/a").c_str())), 0);
   EXPECT_EQ(::access(job("checkpoints/a").c_str(), F_OK), -1);
+}
+
+/// Though some of it had gone before.
+TEST_F(CheckpointTest, AFlipBetweenTwoNamesOfARemovalBringsNoneBack) {
+  const std::string layouts = job("checkpoints/a/layouts/"), after = "tp1-pp1-dp2";
+  for (const std::string& path : {job("checkpoints/a/model"), layouts + "tp1-pp1-dp1/rank/0"})
+    EXPECT_EQ(shell("rm -r " + path), 0) << path;
+  ASSERT_EQ(write_file(job("layout.json"), R"({"tp": 1, "pp": 1, "dp": 2})"), 0);
+  const auto listed = [&](const std::string& name) {
+    for (const auto& entry : std::filesystem::directory_iterator(layouts))
+      if (entry.path().filename() == name) return true;
+    return false;
+  };
+  for (int i = 0; i < 500 && !listed(after); ++i) ::usleep(10'000);
+  ASSERT_TRUE(listed(after));
+  EXPECT_EQ(::access(job("checkpoints/a/model").c_str(), F_OK), -1);
+  EXPECT_EQ(shell("rm -r " + job("checkpoints/a")), 0);
+  EXPECT_EQ(::access(job("checkpoints/a").c_str(), F_OK), -1);
+  ASSERT_EQ(::mkdir(job("incoming/a").c_str(), 0755), 0) << "the name is free";
 }
 
 TEST_F(CheckpointTest, RemovingAJob) {

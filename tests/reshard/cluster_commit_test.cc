@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "reshard/job/job_record.h"
 #include "store/base/json.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
@@ -21,8 +22,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Neither knows of the other when it is decided: they have the same number, and both are listed,
-/// everywhere.
+/// Neither knows of the other when it is to be decided: they have numbers of their own all the
+/// same, and both are listed, everywhere.
 TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
   std::latch both(2);
   std::atomic<bool> wait = true;
@@ -44,11 +45,14 @@ TEST_F(ClusterTest, TwoNodesCommitAtTheSameTime) {
   wait = false;
   commits.clear();
   cluster_.wait_settled();
+  const JobRecord record = JobRecord::read(cluster_.meta(), "job").value();
+  ASSERT_EQ(record.checkpoints.size(), 2u);
+  EXPECT_NE(record.checkpoints.at("of0").sequence, record.checkpoints.at("of1").sequence);
   for (unsigned node : {0u, 1u, 2u}) {
     std::vector<std::string> names;
     for (const CheckpointRef& checkpoint : cluster_.job(node, "job")->checkpoints())
       names.push_back(checkpoint->name());
-    EXPECT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
+    ASSERT_THAT(names, ::testing::UnorderedElementsAre("of0", "of1")) << node;
     EXPECT_EQ(
         cluster_.job(node, "job")->current_target(),  // the later of the two, whatever its name
         "checkpoints/" + names.back() + "/layouts/" + LayoutSpec().name());

@@ -280,6 +280,27 @@ TEST_F(DamageTest, NoCopyIsMadeOfWhatIsDamaged) {
               HasSubstr("do not have the checksum they had"));
 }
 
+/// The same where a node dies, and what it had is made anew of the copy that is left.
+TEST_F(DamageTest, NoCopyIsMadeAnewOfWhatIsDamaged) {
+  commit_with_copies(1);
+  const std::vector<std::string> before = holders(0, spec_of(spec_text_), 1);
+  ASSERT_EQ(before.size(), 2u);
+  const unsigned dies = before.front()[1] - '0', left = before.back()[1] - '0',
+                 other = 3 - dies - left;
+  flip_last_byte(image_file(left, 1));
+  cluster_.stop(dies);
+  EXPECT_TRUE(becomes([&] {
+    return (cluster_.job(left, "job")->status_json() + cluster_.job(other, "job")->status_json())
+               .find("do not have the checksum they had") != std::string::npos;
+  }));
+  EXPECT_EQ(image_file(other, 1), "");
+  cluster_.start(dies);  // with the good one
+  EXPECT_TRUE(becomes([&] { return cluster_.job(dies, "job")->repair("base").has_value(); }));
+  cluster_.wait_settled();
+  EXPECT_TRUE(becomes([&] { return cluster_.job(left, "job")->verify("base").has_value(); }));
+  expect_everywhere({0, 1, 2}, spec_of(spec_text_));
+}
+
 TEST_F(DamageTest, WhatNoOtherCopyHasIsSaidAndKept) {
   commit_with_copies(0);
   std::string file;

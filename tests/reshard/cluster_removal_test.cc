@@ -39,6 +39,31 @@ TEST_F(ClusterTest, AJobRemovedOnOneNodeIsGoneEverywhere) {
   EXPECT_EQ(cluster_.store(2).find("job"), nullptr);
 }
 
+/// A checkpoint goes because somebody removed it, never because nothing names it.
+TEST_F(ClusterTest, ACheckpointThatNobodyRemovedStaysWhereItIsNamedNoMore) {
+  put_on_w1_and_w2();
+  const std::string key = "jobs/job/checkpoints/base",
+                    id = cluster_.job(1, "job")->find_checkpoint("base")->manifest().id;
+  const MetaEntry entry = cluster_.meta().get(key).value().value();
+  MetaTransaction lost;
+  lost.deletes = {key};
+  ASSERT_TRUE(cluster_.meta().commit(lost).has_value());
+  for (const unsigned node : {1u, 2u}) {
+    EXPECT_TRUE(becomes([&] { return cluster_.store(node).distrusted().has_value(); })) << node;
+    EXPECT_TRUE(fs::exists(cluster_.directory(node) + "/jobs/job/checkpoints/" + id)) << node;
+    const CheckpointRef base = cluster_.job(node, "job")->find_checkpoint("base");
+    ASSERT_NE(base, nullptr) << node;
+    expect_model(*base, sample_);
+  }
+  MetaTransaction back;
+  back.puts = {{key, entry.value}};
+  ASSERT_TRUE(cluster_.meta().commit(back).has_value());
+  EXPECT_TRUE(becomes([&] { return cluster_.job(1, "job")->sync().has_value(); }));
+  cluster_.wait_settled();
+  for (const unsigned node : {0u, 1u, 2u})
+    expect_model(*cluster_.job(node, "job")->find_checkpoint("base"), sample_);
+}
+
 /// Without force a job goes in which nobody has a file: one that is written between the look and
 /// the decision, or on a node that was not asked, is not lost.
 TEST_F(ClusterTest, WhatIsWrittenWhileAJobIsRemovedIsKept) {
