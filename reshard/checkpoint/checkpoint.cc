@@ -95,20 +95,42 @@ std::shared_ptr<const StoredState> Checkpoint::stored() const {
   return stored_;
 }
 
-void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
-  MutexLock lock(mutex_);
-  stored_ = std::move(stored);
+void Checkpoint::set_readable(std::shared_ptr<const StoredState> readable) {
+  readable_ = std::move(readable);
   if (remote_files_ == nullptr) return;
   MutexLock remote_lock(remote_files_->mutex);
-  remote_files_->stored = stored_;
+  remote_files_->stored = readable_;
   remote_files_->rest.reset();
   remote_files_->replaced.notify_all();
 }
 
-bool Checkpoint::replace_damage(const KnownDamage& damage) {
+std::shared_ptr<const StoredState> Checkpoint::without_wrong_copies(
+    const std::shared_ptr<const StoredState>& stored, const KnownDamage* damage) const {
+  if (stored == nullptr || damage == nullptr || damage->copies.empty()) return stored;
+  std::vector<StoredImage> images = stored->images;
+  for (StoredImage& image : images)
+    if (damage->has_copy(image.id)) image.image = nullptr;
+  auto readable = make_stored(stored->spec, std::move(images));
+  return readable.has_value() ? std::move(readable).value() : stored;
+}
+
+void Checkpoint::replace_stored(std::shared_ptr<const StoredState> stored) {
+  MutexLock replacing(replacing_);
+  auto readable = without_wrong_copies(stored, damage().get());
   MutexLock lock(mutex_);
-  if (damage_ == nullptr ? damage.none() : *damage_ == damage) return false;
+  stored_ = std::move(stored);
+  set_readable(std::move(readable));
+}
+
+bool Checkpoint::replace_damage(const KnownDamage& damage) {
+  MutexLock replacing(replacing_);
+  const std::shared_ptr<const KnownDamage> before = this->damage();
+  if (before == nullptr ? damage.none() : *before == damage) return false;
+  const bool same_copies = (before == nullptr ? KnownDamage() : *before).copies == damage.copies;
+  auto readable = same_copies ? nullptr : without_wrong_copies(stored(), &damage);
+  MutexLock lock(mutex_);
   damage_ = damage.none() ? nullptr : std::make_shared<const KnownDamage>(damage);
+  if (readable != nullptr && !removed_) set_readable(std::move(readable));
   return true;
 }
 
@@ -127,7 +149,7 @@ void Checkpoint::let_go() {
       last;  // with the images of its stored state: it goes without the lock
   MutexLock lock(mutex_);
   last = std::move(remote_files_);
-  if (bare.has_value()) stored_ = std::move(bare).value();
+  if (bare.has_value()) stored_ = readable_ = std::move(bare).value();
 }
 
 std::weak_ptr<RemoteFiles> Checkpoint::remote_files() const {

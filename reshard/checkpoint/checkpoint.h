@@ -186,8 +186,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// Where the bytes lie now.
   std::shared_ptr<const StoredState> stored() const;
   void replace_stored(std::shared_ptr<const StoredState> stored);
-  /// From now on nobody opens a file with bytes that are known to be wrong (kCorrupt); who has it
-  /// open keeps it. True: this was not known before.
+  /// From now on nobody opens a file with bytes that are known to be wrong (kCorrupt), or has them
+  /// from a copy that is, where another is right; who has it open keeps it. True: this was not
+  /// known before.
   bool replace_damage(const KnownDamage& damage);
   /// nullptr: none is known.
   std::shared_ptr<const KnownDamage> damage() const;
@@ -276,14 +277,21 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
                                                 const std::vector<StoredImage>& images,
                                                 const std::vector<std::string>& nodes) const;
 
+  std::shared_ptr<const StoredState> without_wrong_copies(
+      const std::shared_ptr<const StoredState>& stored, const KnownDamage* damage) const;
+  void set_readable(std::shared_ptr<const StoredState> readable) PTC_REQUIRES(mutex_);
+
   const std::shared_ptr<const CheckpointFacts> facts_;
   SharedResults* const results_;
   Transport* const transport_;
   const std::function<bool()> catch_up_;
   std::atomic<bool> removed_ = false;
   const std::shared_ptr<int> open_token_ = std::make_shared<int>(0);
+  Mutex replacing_;  // before mutex_: of who replaces what is stored, or what is wrong of it
   mutable Mutex mutex_;
   std::shared_ptr<const StoredState> stored_ PTC_GUARDED_BY(mutex_);
+  /// The same without copies that are known to be wrong: what is read.
+  std::shared_ptr<const StoredState> readable_ PTC_GUARDED_BY(mutex_);
   std::shared_ptr<const KnownDamage> damage_ PTC_GUARDED_BY(mutex_);  // null: none
   std::shared_ptr<RemoteFiles> remote_files_ PTC_GUARDED_BY(mutex_) =
       std::make_shared<RemoteFiles>();  // null: removed

@@ -235,7 +235,7 @@ Result<FileContentRef> ContentSource::open(FindSource find) const {
   std::shared_ptr<RemoteFiles> files;
   {
     MutexLock lock(checkpoint_->mutex_);
-    stored = checkpoint_->stored_;
+    stored = checkpoint_->readable_;
     files = checkpoint_->remote_files_;
   }
   InUse in_use{checkpoint_, checkpoint_->open_token_};

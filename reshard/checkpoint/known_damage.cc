@@ -58,23 +58,30 @@ bool KnownDamage::has_image(std::string_view id) const {
   return std::binary_search(images.begin(), images.end(), id);
 }
 
+bool KnownDamage::has_copy(std::string_view id) const {
+  return std::binary_search(copies.begin(), copies.end(), id);
+}
+
 json::object KnownDamage::to_json() const {
   json::object object;
   if (!tensors.empty()) object["tensors"] = ranges_of(tensors);
   if (!files.empty()) object["files"] = ranges_of(files);
-  if (!images.empty())
-    object["images"] =
-        json::array(images.begin(),
-                    images.begin() + static_cast<ptrdiff_t>(std::min(images.size(), kMostImages)));
+  for (const auto& [key, ids] : {std::pair("images", &images), std::pair("copies", &copies)})
+    if (!ids->empty())
+      object[key] = json::array(
+          ids->begin(), ids->begin() + static_cast<ptrdiff_t>(std::min(ids->size(), kMostImages)));
   return object;
 }
 
 KnownDamage KnownDamage::from_json(const json::object& object) {
-  KnownDamage damage{numbers_from(object, "tensors"), numbers_from(object, "files"), {}};
-  if (const json::value* ids = object.if_contains("images"); ids != nullptr && ids->is_array())
-    for (const json::value& id : ids->get_array())
-      if (id.is_string()) damage.images.emplace_back(std::string_view(id.get_string()));
-  std::sort(damage.images.begin(), damage.images.end());
+  KnownDamage damage{numbers_from(object, "tensors"), numbers_from(object, "files"), {}, {}};
+  for (auto [key, list] :
+       {std::pair("images", &damage.images), std::pair("copies", &damage.copies)}) {
+    if (const json::value* ids = object.if_contains(key); ids != nullptr && ids->is_array())
+      for (const json::value& id : ids->get_array())
+        if (id.is_string()) list->emplace_back(std::string_view(id.get_string()));
+    std::sort(list->begin(), list->end());
+  }
   return damage;
 }
 

@@ -335,6 +335,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       known.counts.damaged_left += found.beyond.size();
     });
     place_.services.mending_wanted();
+    if (mended.not_now) note_wrong_copies(name, record, found, mended);
     if (mended.not_now) {
       MutexLock lock(mutex_);
       in_doubt_[record.id] = found.replaceable.size() - mended.right.size() - mended.never.size();
@@ -344,6 +345,19 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
           .with_context(fmt::format("checkpoint {}: not all damaged copies are mended yet", name));
     return found;
   }
+}
+
+void Mender::note_wrong_copies(const std::string& name, const CheckpointRecord& record,
+                               const Findings& found, const Mended& mended) {
+  Findings left = found;
+  left.replaced.clear();  // not yet
+  for (const uint32_t image : found.replaceable)
+    if (!std::binary_search(mended.right.begin(), mended.right.end(), image) &&
+        !std::binary_search(mended.never.begin(), mended.never.end(), image))
+      left.not_right.copies.push_back(record.where->images[image].id);
+  std::sort(left.not_right.copies.begin(), left.not_right.copies.end());
+  // Where it cannot be said, it is once it is tried again.
+  (void)note_looked_over(name, record, last_look(record.id), std::move(left), /*whole=*/false);
 }
 
 Result<bool> Mender::take_out(const std::string& name, const CheckpointRecord& seen,
@@ -531,7 +545,7 @@ Result<std::vector<std::string>> Mender::removed_of(std::vector<std::string> ids
 
 /// status.json says so, of all nodes.
 Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecord& record,
-                                  int64_t before, Findings found) {
+                                  int64_t before, Findings found, bool whole) {
   LookedOver looked{now_ns(),   std::move(found.beyond),   std::move(found.replaced), found.away,
                     /*more=*/0, std::move(found.not_right)};
   for (const std::string& what : looked.found)
@@ -557,6 +571,7 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
   PTC_TRY(const auto last, JobRecord::read_looked_over(meta, place_.name, record.id));
   if (last.meta_revision != before && last.time_ns != 0 && last.not_right != looked.not_right)
     return make_error(Code::kBusy, "another look has found something else meanwhile");
+  if (!whole && last.time_ns != 0) looked.time_ns = last.time_ns;
   decision.rests_on_looked_over(record.id, last.meta_revision);
   PTC_TRY(forgotten, removed_of(std::move(forgotten)));
   for (const std::string& id : forgotten) decision.forget_looked_over(id);

@@ -78,9 +78,10 @@ class Mender {
  private:
   /// Revision of the last look that is known; 0: none.
   int64_t last_look(const std::string& id) const;
-  /// `before`: the last look when this one began. kBusy: another, or a decision, says otherwise.
+  /// `before`: the last look when this one began. Not `whole`: it is looked over again as soon as
+  /// if it had not been. kBusy: another, or a decision, says otherwise.
   Result<> note_looked_over(const std::string& name, const CheckpointRecord& record, int64_t before,
-                            Findings found);
+                            Findings found, bool whole = true);
   /// Of these checkpoints, by id, those that are no more.
   Result<std::vector<std::string>> removed_of(std::vector<std::string> ids) const;
   /// What became of damaged images, by their numbers; of those in neither list `not_now` says why.
@@ -90,6 +91,9 @@ class Mender {
   };
   Mended mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found,
               const std::stop_token& stop) const;
+  /// What could not be mended now is read from others until it is.
+  void note_wrong_copies(const std::string& name, const CheckpointRecord& record,
+                         const Findings& found, const Mended& mended);
   Mended mend_own(const Checkpoint& checkpoint, const StoredState& stored,
                   const std::vector<uint32_t>& damaged_anywhere,
                   const std::vector<DamagedImage>& bad, const std::stop_token& stop) const;

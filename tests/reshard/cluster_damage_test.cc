@@ -327,6 +327,7 @@ TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
     const unsigned node = holder_of(1), asked = lost == "fetch" ? node : (node + 1) % 3;
     const std::string file = image_file(node, 1);
     flip_byte(file, 20);  // of its header
+    if (lost == "job/mend") flip_last_byte(file);
     std::atomic<int> in_vain = 0;
     const auto losing = cluster_.loses.during([&](const std::string&, std::string_view method) {
       if (method == lost) ++in_vain;
@@ -342,9 +343,24 @@ TEST_F(DamageTest, WhatCannotBeMendedNowStaysAndIsMendedLater) {
     EXPECT_TRUE(std::filesystem::exists(file));
     EXPECT_TRUE(cluster_.job(asked, "job")->find_checkpoint("base")->lost_tensors().empty());
     EXPECT_EQ(cluster_.job(asked, "job")->numbers().counts.damaged_replaced, 0u);
+    if (lost ==
+        "job/mend") {  // others can be read meanwhile, and are: also where the wrong one lies
+      for (const unsigned reads : {0u, 1u, 2u}) {
+        const JobRef job = cluster_.job(reads, "job");
+        EXPECT_TRUE(becomes([&] {
+          const auto damage = job->find_checkpoint("base")->damage();
+          return damage != nullptr && damage->copies.size() == 1;
+        })) << reads;
+        expect_layout(*job->find_checkpoint("base"), sample_, spec_of(spec_text_));
+      }
+    }
     cluster_.loses = nullptr;
     EXPECT_TRUE(becomes([&] { return cluster_.job(asked, "job")->verify("base").has_value(); }));
     EXPECT_EQ(image_file(node, 1), file);
+    for (const unsigned reads : {0u, 1u, 2u})
+      EXPECT_TRUE(becomes([&] {
+        return cluster_.job(reads, "job")->find_checkpoint("base")->damage() == nullptr;
+      })) << reads;
     // Who is known to have it can be gone: then this one is what is left.
     expect_everywhere({0, 1, 2}, spec_of(spec_text_));
   }
