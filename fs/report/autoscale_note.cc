@@ -7,6 +7,7 @@
 
 #include "store/base/file.h"
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 
 namespace ptc {
 namespace {
@@ -45,7 +46,7 @@ std::optional<AutoscaleNote> read_autoscale_note(const std::string& files_dir) {
   note.changes = count_of(object, "changes");
   note.failures = count_of(object, "failures");
   const json::object& decision = part_of(object, "decision");
-  note.why = json_text(decision, "why").substr(0, kMostOfAReason);
+  note.why = printable(json_text(decision, "why"), kMostOfAReason);
   note.from_gpus = count_of(part_of(decision, "from"), "gpus");
   note.to_gpus = count_of(part_of(decision, "to"), "gpus");
   const json::value* price = decision.if_contains("price_s");

@@ -61,9 +61,8 @@ Result<Followed> Job::follow_with(const FetchedFiles& fetched) {
   return impl_->follow_with(fetched);
 }
 
-Result<Followed> Job::follow_nodes_with(const std::vector<std::string>& drained,
-                                        const FetchedFiles& fetched) {
-  return impl_->follow_with(fetched, &drained);
+Result<Followed> Job::follow_nodes_with(const FetchedFiles& fetched) {
+  return impl_->follow_with(fetched, /*nodes_alone=*/true);
 }
 void Job::fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched) {
   impl_->files.fetch(files, fetched);

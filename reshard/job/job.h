@@ -280,10 +280,9 @@ class Job {
   /// The same for who holds locks of its own: what is to be had of other nodes first is said
   /// (Followed::to_fetch), then fetched without them, and it is called again.
   Result<Followed> follow_with(const FetchedFiles& fetched);
-  /// The same where its keys are what they were when it followed last, of which the agreement store
-  /// is asked nothing: only who is there, and that these nodes are not in service (drain.h).
-  Result<Followed> follow_nodes_with(const std::vector<std::string>& drained,
-                                     const FetchedFiles& fetched);
+  /// The same where its keys are what they were when it followed last, and the same nodes are in
+  /// service: only who is there, and the agreement store is asked nothing.
+  Result<Followed> follow_nodes_with(const FetchedFiles& fetched);
   void fetch(const std::vector<NamedFile>& files, FetchedFiles& fetched);
   /// What is known follows from the job's keys and who is there: nothing is damaged, nor taken for
   /// a commit that another leads.

@@ -130,8 +130,7 @@ Result<Job::Impl::AgreedOn> Job::Impl::read_agreed() {
   return agreed;
 }
 
-Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
-                                        const std::vector<std::string>* same_but_drained) {
+Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched, bool nodes_alone) {
   PTC_TRY(check_trusted(*services.cluster));
   MutexLock change(decisions.mutex());
   PTC_TRY(auto given_up, taken.given_up());
@@ -140,8 +139,8 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched,
   AgreedOn agreed;
   if (before_all->removed) return make_error(Code::kNotFound, "job {} was removed", job->name());
   // A commit that was given up, as it seems, may have been decided since the record was read.
-  if (same_but_drained != nullptr && given_up.empty() && before_all->follows_record()) {
-    agreed = {before_all->record(), *same_but_drained};
+  if (nodes_alone && given_up.empty() && before_all->follows_record()) {
+    agreed = {before_all->record(), before_all->drained};
   } else {
     PTC_TRY(agreed, read_agreed());
   }

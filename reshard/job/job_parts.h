@@ -120,10 +120,8 @@ struct Job::Impl {
   /// What is decided of this checkpoint is known from now on, whatever may be lacking of others.
   Result<> sync_about(const std::string& id);
   Result<Followed> follow();
-  /// `same_but_drained`: only these nodes, which are not in service, and who is there may have
-  /// changed.
-  Result<Followed> follow_with(const FetchedFiles& fetched,
-                               const std::vector<std::string>* same_but_drained = nullptr);
+  /// `nodes_alone`: as Job::follow_nodes_with().
+  Result<Followed> follow_with(const FetchedFiles& fetched, bool nodes_alone = false);
   struct AgreedOn {
     JobRecord record;
     std::vector<std::string> drained;

@@ -232,11 +232,11 @@ Result<AgreementFollower::Agreement> AgreementFollower::take_over_jobs() {
   Agreement agreement;
   PTC_TRY(agreement.agreed, look());
   PTC_TRY(agreement.drained_entries, meta_.list(drained_key("")));
-  for (const MetaEntry& entry : agreement.drained_entries)
-    agreement.drained.push_back(entry.key.substr(drained_key("").size()));
   {
     MutexLock lock(drained_mutex_);
-    drained_ = agreement.drained;
+    drained_.clear();
+    for (const MetaEntry& entry : agreement.drained_entries)
+      drained_.push_back(entry.key.substr(drained_key("").size()));
   }
   const StoreMembership::Agreed& agreed = agreement.agreed;
   agreement.to_load = jobs_in(agreed.jobs);
@@ -277,7 +277,7 @@ Result<AgreementFollower::Agreement> AgreementFollower::take_over_jobs() {
 Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
   MutexLock turn(turn_);
   PTC_TRY(Agreement agreement, take_over_jobs());
-  const auto& [agreed, drained_entries, drained, known, to_load, carried_out] = agreement;
+  const auto& [agreed, drained_entries, known, to_load, carried_out] = agreement;
   Result<> whole = ok();
   std::optional<Error> lacking;
   // A job of which nothing has changed is as it was: with thousands of them, each change of one
@@ -314,14 +314,13 @@ Result<TakenOver> AgreementFollower::take_over_with(Fetches& fetches) {
     }
     bool same = false;
     if (before != looked_.end()) {
-      same = before->second.keys == now.keys && job->follows_keys_alone();
-      if (same && before->second.drained == now.drained && job->has_followed(alive)) continue;
+      same = before->second == now && job->follows_keys_alone();
+      if (same && job->has_followed(alive)) continue;
       looked_.erase(before);
     }
     const auto asked = fetches.jobs.find(job->id());
     const FetchedFiles none, &fetched = asked != fetches.jobs.end() ? asked->second.fetched : none;
-    Result<Followed> followed =
-        same ? job->follow_nodes_with(drained, fetched) : job->follow_with(fetched);
+    Result<Followed> followed = same ? job->follow_nodes_with(fetched) : job->follow_with(fetched);
     const bool is_whole =
         followed.has_value() && followed.value().to_fetch.empty() && !followed.value().lacking;
     if (!is_whole && was_removed(job)) continue;

@@ -120,7 +120,6 @@ class AgreementFollower final : public Follower {
   struct Agreement {
     StoreMembership::Agreed agreed;
     std::vector<MetaEntry> drained_entries;
-    std::vector<std::string> drained;  // nodes
     std::vector<JobRef> known;
     std::map<std::string, std::string> to_load;  // ids by name
     Result<> carried_out = ok();

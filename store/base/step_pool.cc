@@ -81,8 +81,9 @@ void StepPool::Shared::work() {
     if (queue.empty() || queue.begin()->first > now) {
       // One is there for what comes due next, and sleeps until then; if all did, all would wake.
       if (!queue.empty() && !first_waits) {
+        const Time due = queue.begin()->first;  // it may be taken out meanwhile
         first_waits = true;
-        first_due_changed.wait_until(mutex, queue.begin()->first);
+        first_due_changed.wait_until(mutex, due);
         first_waits = false;
         continue;
       }

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import threading
 import time
+import unittest
 import xml.etree.ElementTree
 
 import make_llama
@@ -148,6 +149,18 @@ class Ptc(mount.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("model.safetensors", done.stderr)
         self.assertIn("mv ", done.stderr)
+
+    @unittest.skipUnless(os.getuid() == 0, "only root limits space")
+    def test_where_there_is_no_more_room_that_is_said(self):
+        job, model = self.new_job(), self.temporary("model")
+        models.Llama(1).write_hf(model)
+        os.setxattr(job.path, "trusted.ptc.quota", b"1")
+        told = self.mount.ptc("import", job.name, model, check=False)
+        self.assertEqual(told.returncode, 1)
+        self.assertIn("Disk quota exceeded", told.stderr)
+        self.assertEqual(os.listdir(job.file("incoming")), [])
+        os.setxattr(job.path, "trusted.ptc.quota", b"none")
+        self.mount.ptc("import", job.name, model)
 
     def test_of_imports_of_one_name_one_is_done(self):
         name = "at_once"

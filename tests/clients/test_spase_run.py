@@ -29,6 +29,7 @@ class SpaseRun(CarriedOut):
         self.assertRegex(decision["waits"], r"^1 GPU in about \d.*, when .* has ended$")
         top = " ".join(self.mount.ptc("top", "--once").stdout.split())
         self.assertIn("autoscale: it waits for 1 GPU in about", top)
+        self.assertIn("autoscale it waits for 1 GPU in about", " ".join(self.mount.ptc("status", waiting.name).stdout.split()))
         said = mount.read_text(self.mount.path + "/.ptc/metrics")
         self.assertIn(f'ptcfs_job_autoscale_state{{job="{waiting.name}",state="waits"}} 1', said)
         self.assertIn('why="the schedule begins"', said)

@@ -112,9 +112,12 @@ TEST_F(DataTreeTest, NamesSortAsNumbersWhateverTheirCount) {
     if (name.name != "global") ranks.push_back(name.name);
   EXPECT_EQ(ranks.size(), 1100u);
   EXPECT_TRUE(std::is_sorted(ranks.begin(), ranks.end()));
-  sorted(root, "rank-0000/tar", 1001);
+  for (const char* format : {"tar", "jsonl", "tfrecord", "files"})
+    sorted(root, fmt::format("rank-0000/{}", format), 1001);
   sorted(one, "rank-000/files/e000", 1100);
   sorted(one, "rank-000/tar/e000", 1'100'000);
+  for (const char* path : {"rank-000/jsonl/e000", "rank-000/tfrecord/e000", "global/mds/e000"})
+    sorted(one, path, at(one, path).value().directory->list().value().size());
   sorted(one, "rank-000/files/e000/1099", 1000);
 }
 

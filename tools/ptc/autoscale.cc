@@ -24,6 +24,7 @@
 #include "tools/ptc/command.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
+#include "tools/ptc/top_view.h"
 
 namespace ptc::cli {
 namespace {
@@ -176,10 +177,20 @@ class InMount {
  public:
   explicit InMount(std::string mount) : mount_(std::move(mount)) {}
 
-  /// What an autoscaler has done with the job, where it has.
-  void take_up(planner::JobToTrain& job) {
+  /// What an autoscaler has done with the job, where it has. False: it decides for it no more.
+  bool take_up(planner::JobToTrain& job) {
     const std::string directory = mount_ + "/" + job.name;
     const auto record = planner::read_record(directory);
+    using State = planner::LiveState;
+    const bool is_done =
+        record && record->state == State::kDone && !(job.samples > record->samples);
+    if (record &&
+        (is_done || record->state == State::kGivenUp || record->state == State::kByHand)) {
+      held_ += record->has ? record->has->gpus : 0;
+      fmt::print(stderr, "ptc: {}: {}\n", printable(job.name),
+                 printable(autoscale_text(directory)));
+      return false;
+    }
     auto seen = planner::look_at_job(directory);
     if (record && !job.now) {
       if (record->has) job.now = {record->has->gpus, record->has->batch};
@@ -188,7 +199,10 @@ class InMount {
     }
     if (record && record->costs) prices_.restore(job.name, *record->costs);
     if (seen.has_value()) seen_.emplace(job.name, std::move(seen).value());
+    return true;
   }
+  /// GPUs of jobs that it decides for no more.
+  uint32_t held() const { return held_; }
   /// What a change to each point of its curve costs, if it is in the mount. Points that it cannot
   /// have there are left out, unless none is left then.
   void tell_prices(Line& line) const {
@@ -218,6 +232,7 @@ class InMount {
 
  private:
   const std::string mount_;
+  uint32_t held_ = 0;
   std::map<std::string, planner::MountedJob> seen_;
   planner::Prices prices_;
 };
@@ -228,7 +243,13 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
   std::optional<InMount> in_mount;
   if (auto mount = find_mount(context.mount_option)) in_mount.emplace(std::move(mount).value());
   if (in_mount)
-    for (planner::JobToTrain& job : from.file.jobs) in_mount->take_up(job);
+    std::erase_if(from.file.jobs,
+                  [&](planner::JobToTrain& job) { return !in_mount->take_up(job); });
+  if (from.file.jobs.empty()) {
+    if (options.as_json) print_json({});
+    else fmt::print("No job is left to decide for.\n");
+    return kDone;
+  }
   if (!options.device.empty()) from.file.device = options.device;
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   const std::string name = planner::input_name(options.file);
@@ -240,6 +261,7 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
   std::vector<Line> lines;
   uint32_t gpus = 0;
   for (const planner::NodeOfCluster& node : from.file.nodes) gpus += node.gpus;
+  if (in_mount) gpus -= std::min(gpus, in_mount->held());
   for (uint32_t i = 0; i < from.file.jobs.size(); ++i) {
     const planner::JobToTrain& job = from.file.jobs[i];
     Line& line = lines.emplace_back();
@@ -264,8 +286,9 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
 }
 
 Result<int> run_autoscale(const Context& context, const AutoscaleOptions& options) {
-  if (options.dry_run && !options.file.empty() && options.adopt.empty())
-    return show(context, options);
+  if (options.dry_run && !options.adopt.empty())
+    return invalid_argument("--dry-run changes nothing, and --adopt does: one of them");
+  if (options.dry_run && !options.file.empty()) return show(context, options);
   if (options.start_price && !options.price)
     return invalid_argument("--start-price wants --price, too, but with --dry-run");
   PTC_TRY(const auto policy, policy_of(options));

@@ -13,6 +13,7 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/leftovers.h"
 #include "tools/ptc/mount.h"
+#include "tools/ptc/top_view.h"
 
 namespace ptc::cli {
 namespace {
@@ -88,6 +89,8 @@ void print_status(const JobStatus& status, const std::string& mount) {
     print_line("warning", warning);
   print_leftovers(mount, status.job);
   print_data_set(mount + "/" + status.job, status.last_error);
+  if (const std::string autoscale = autoscale_text(mount + "/" + status.job); !autoscale.empty())
+    print_line("autoscale", printable(autoscale));
   std::string nodes;
   for (const json::value& node : array_field(raw, "nodes")) {
     if (!node.is_object()) continue;

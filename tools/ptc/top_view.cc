@@ -148,14 +148,13 @@ class View {
 
 }  // namespace
 
-std::string autoscale_line(const std::string& job_dir) {
+std::string autoscale_text(const std::string& job_dir) {
   const auto record = planner::read_record(job_dir);
   if (!record) return "";
-  std::string line = fmt::format("autoscale: it {}", planner::state_word(record->state));
   using State = planner::LiveState;
-  if (record->state == State::kDone || record->state == State::kGivenUp)
-    line = fmt::format("autoscale: {}", planner::state_word(record->state));
-  if (record->state == State::kByHand) line = "autoscale: left alone";
+  std::string line(planner::state_word(record->state));
+  if (record->state == State::kByHand) line = "left alone";
+  else if (record->state != State::kDone && record->state != State::kGivenUp) line = "it " + line;
   if (record->has)
     line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
                         record->has->batch, record->has->way);
@@ -185,7 +184,8 @@ Result<TopSample> read_top_sample(const std::string& mount) {
                     status.error().code() == Code::kPermissionDenied))
       continue;
     PTC_TRY(auto read, std::move(status));
-    sample.autoscale.push_back(autoscale_line(mount + "/" + read.job));
+    const std::string autoscale = autoscale_text(mount + "/" + read.job);
+    sample.autoscale.push_back(autoscale.empty() ? "" : "autoscale: " + autoscale);
     sample.jobs.push_back(std::move(read));
   }
   return sample;

@@ -21,9 +21,9 @@ struct TopSample {
   std::chrono::steady_clock::time_point taken;
 };
 
-/// "autoscale: it runs on 2 GPUs with batch 8 (…); 1 GPU before, and now these because b has
-/// ended"; "": no autoscaler has the job.
-std::string autoscale_line(const std::string& job_dir);
+/// "it runs on 2 GPUs with batch 8 (…); 1 GPU before, and now these because b has ended"; "": no
+/// autoscaler has the job.
+std::string autoscale_text(const std::string& job_dir);
 
 Result<TopSample> read_top_sample(const std::string& mount);
 

@@ -62,18 +62,23 @@ TEST(Prices, AreOfThePartsOfAChange) {
 }
 
 TEST(Prices, FollowWhatIsMeasured) {
-  Prices prices({2, 3, 100, 400});
+  constexpr uint64_t kBytes = 1'000'000'000;
+  Prices prices({2, 3, kBytes / 10, kBytes});
   for (int i = 0; i < 30; ++i) {
     prices.stopped("a", 10);
     prices.started("a", 20);
-    prices.brought({1000, 100}, 1);
+    prices.brought({kBytes, kBytes / 10}, 4);
   }
-  EXPECT_NEAR(prices.of("a", {1000, 0}, true), 31, 0.1);
+  EXPECT_NEAR(prices.of("a", {kBytes, 0}, true), 34, 0.1);
   EXPECT_NEAR(prices.of("b", {}, true), 5, 1e-9) << "another job's processes are its own";
-  EXPECT_NEAR(prices.of("b", {1000, 0}, true), 6, 0.1) << "links are everybody's";
+  EXPECT_NEAR(prices.of("b", {kBytes, 0}, true), 9, 0.1) << "links are everybody's";
   prices.brought({}, 100);
-  prices.brought({1000, 0}, 0.001);  // too short to tell
-  EXPECT_NEAR(prices.of("b", {1000, 0}, true), 6, 0.1);
+  prices.brought({1'000'000, 0}, 0.5);  // which is when it was seen that all is there
+  prices.brought({0, 1'000'000}, 0.5);
+  EXPECT_NEAR(prices.of("b", {kBytes, 0}, true), 9, 0.1);
+  EXPECT_NEAR(prices.of("b", {0, kBytes}, true), 6, 0.1);
+  prices.brought({0, 10 * kBytes}, 1);  // at least so fast
+  EXPECT_LT(prices.of("b", {0, kBytes}, true), 5.9);
 }
 
 TEST(Decide, ByThePriceOfEachPoint) {

@@ -19,6 +19,7 @@
 #include <tuple>
 
 #include "store/base/file.h"
+#include "store/base/utf8.h"
 #include "tools/planner/profile/analyser.h"
 #include "tools/planner/profile/input.h"
 #include "tools/planner/run/json_fields.h"
@@ -31,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr off_t kMostOfAnAnswer = 64 << 10;
 constexpr size_t kMostOfAReason = 300;
+constexpr uint64_t kMostPeak = uint64_t{1} << 50;  // bytes
 constexpr auto kLook = std::chrono::milliseconds(20);
 
 /// The end of a file, however long it is.
@@ -82,6 +84,7 @@ std::string read_answer(const std::string& text, const Trial& trial, ProfileRow&
   row.dp = static_cast<uint32_t>(dp);
   row.accumulation = static_cast<uint32_t>(steps);
   row.peak_bytes = size("peak_bytes", 0);
+  if (row.peak_bytes > kMostPeak) return "its peak_bytes is no size";
   row.iteration_s = seconds;
   return "";
 }
@@ -194,7 +197,7 @@ class Runner {
     row.batch = trial.batch;
     row.gpus = row.gpus_per_node = row.dp = trial.gpus;
     if (none.empty()) none = read_answer(answer, trial, row);
-    if (none.size() > kMostOfAReason) none = none.substr(0, kMostOfAReason) + "…";
+    none = printable(none, kMostOfAReason);
     row.origin = none.empty() ? "measured" : "none: " + none;
     return on_trial_(trial, row, none);
   }

@@ -5,7 +5,10 @@
 namespace ptc::planner {
 namespace {
 
-constexpr double kWeight = 1.0 / 3, kShortestToMeasure = 0.05;
+constexpr double kWeight = 1.0 / 3;
+// It is seen up to half a second late that all is there: so short a time says nothing of so few
+// bytes, and of many only that they were not slower.
+constexpr double kShortestToMeasure = 2, kFewestToMeasure = 1 << 28;
 
 void correct(double& value, double measured) { value += kWeight * (measured - value); }
 
@@ -37,15 +40,16 @@ void Prices::started(const std::string& job, double seconds) {
 }
 
 void Prices::brought(const Movement& movement, double seconds) {
-  if (seconds < kShortestToMeasure) return;
   const auto moved = static_cast<double>(movement.moved),
              local = static_cast<double>(movement.local);
   const bool by_links = moved / first_.link >= local / first_.memory;
-  if (std::max(moved, local) == 0) return;
-  // Of the reciprocal: what is predicted is a time.
+  const double bytes = by_links ? moved : local;
   double& rate = by_links ? first_.link : first_.memory;
+  // Of the reciprocal: what is predicted is a time.
   double of_a_byte = 1 / rate;
-  correct(of_a_byte, seconds / (by_links ? moved : local));
+  if (bytes < kFewestToMeasure || (seconds < kShortestToMeasure && seconds / bytes > of_a_byte))
+    return;
+  correct(of_a_byte, seconds / bytes);
   rate = 1 / of_a_byte;
 }
 

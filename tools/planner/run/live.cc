@@ -57,15 +57,12 @@ class LiveCluster : public LiveJobs {
     PTC_TRY(lock());
     PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));
     settings_.logs = std::filesystem::absolute(settings_.logs).string();
+    const std::string version = version_of(settings_.file);
     PTC_TRY(auto checked, read_checked());
     take_up(std::move(checked));
-    version_ = version_of_all();
-    for (LiveJob* job : in_order()) {
-      job->look();
-      job->find_again([this](const auto& devices) { return places_of(devices); });
-      if (!job->holds().empty()) placement_.take(job->id(), job->holds());
-      if (job->wanted()) wanted_places_[job->id()] = job->places();
-    }
+    note_version(version);
+    for (LiveJob* job : in_order()) look_at(*job);
+    find_those_not_listed();
     PTC_TRY(check_nobody_loses_its_gpus(from_.file.nodes));
     say_how_it_begins();
     reasons_.clear();
@@ -99,7 +96,7 @@ class LiveCluster : public LiveJobs {
         looked = now();
         read_file_again();
         PTC_TRY(look_at_nodes());
-        for (LiveJob* job : in_order()) job->look();
+        for (LiveJob* job : in_order()) look_at(*job);
         for (const std::string& why : decider_.reasons(in_order())) decide_soon(why);
       }
       for (LiveJob* job : in_order()) job->step();
@@ -294,21 +291,59 @@ class LiveCluster : public LiveJobs {
     return ok();
   }
 
-  /// Of jobs.json and its profiles; "": one is not there.
+  /// Once it is seen, what an earlier autoscaler has done with it is known, too.
+  void look_at(LiveJob& job) {
+    job.look();
+    if (!job.seen() || job.is_known()) return;
+    job.find_again([this](const auto& devices) { return places_of(devices); });
+    if (!job.holds().empty()) placement_.take(job.id(), job.holds());
+    if (job.wanted()) wanted_places_[job.id()] = job.places();
+  }
+
+  /// Jobs that an earlier file had, and whose processes are on GPUs yet.
+  void find_those_not_listed() {
+    std::error_code error;
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(settings_.mount, error))
+      if (std::string name = entry.path().filename().string();
+          name != ".ptc" && !jobs_.contains(name))
+        names.push_back(std::move(name));
+    for (const std::string& name : names) {
+      const auto record = read_record(settings_.mount + "/" + name);
+      if (!record || !record->is_own || !Worker::find(record->pid, record->started_at)) continue;
+      JobToTrain spec;
+      spec.name = name;
+      auto job = std::make_unique<LiveJob>(next_id_++, std::move(spec), settings_.mount, "",
+                                           settings_.logs, *this);
+      look_at(*job);
+      if (!job->has_processes()) continue;
+      job->removed("it is not in " + settings_.file + ": it is left alone");
+      order_.push_back(job.get());
+      jobs_.emplace(name, std::move(job));
+    }
+  }
+
+  /// Of jobs.json and its profiles; "": that is not there.
   std::string version_of_all() const {
     std::string all = version_of(settings_.file);
-    for (const std::string& file : from_.read) {
-      const std::string version = version_of(file);
-      if (version.empty()) return "";
-      all += "; " + version;
-    }
+    if (all.empty()) return "";
+    for (const std::string& file : from_.read) all += "; " + version_of(file);
     return all;
   }
 
+  /// `read`: of jobs.json, when it was read.
+  void note_version(const std::string& read) {
+    version_ = version_of(settings_.file) == read ? version_of_all() : "";
+  }
+
   void read_file_again() {
-    const std::string version = version_of_all();
-    if (version.empty() || version == version_) return;  // an editor may be at work
+    constexpr double kTryAgain = 5;
+    const std::string version = version_of_all(), of_file = version_of(settings_.file);
+    // What was wrong of it may be another file, which nobody knows of yet.
+    const bool may_be_right = wrong_at_ && now() - *wrong_at_ >= kTryAgain;
+    if (version.empty() || (version == version_ && !may_be_right)) return;
     version_ = version;
+    wrong_at_.reset();
     std::vector<LiveJob*> before = order_;
     auto checked = read_checked();
     if (checked.has_value())
@@ -316,16 +351,15 @@ class LiveCluster : public LiveJobs {
           held.has_error())
         checked = std::move(held).error();
     if (checked.has_error()) {
-      uses_.say(std::string(checked.error().message()) + "; what it said before holds");
+      wrong_at_ = now();
+      say_once("file", std::string(checked.error().message()) + "; what it said before holds");
       return;
     }
+    say_once("file", "");
     take_up(std::move(checked).value());
+    note_version(of_file);
     for (LiveJob* job : in_order())
-      if (std::find(before.begin(), before.end(), job) == before.end()) {
-        job->look();
-        job->find_again([this](const auto& devices) { return places_of(devices); });
-        if (!job->holds().empty()) placement_.take(job->id(), job->holds());
-      }
+      if (std::find(before.begin(), before.end(), job) == before.end()) look_at(*job);
   }
 
   Result<> look_at_nodes() {
@@ -547,7 +581,8 @@ class LiveCluster : public LiveJobs {
   const LiveUses uses_;
   Decider& decider_;
   UniqueFd lock_;
-  std::string version_;  // of the file
+  std::string version_;             // of the file
+  std::optional<double> wrong_at_;  // when it was read last, if that failed
   JobsAndProfiles from_;
   Placement placement_;
   Prices prices_;

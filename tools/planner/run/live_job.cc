@@ -40,13 +40,18 @@ LiveJob::LiveJob(uint32_t id, JobToTrain spec, std::string mount, std::string ba
                  std::string logs, LiveJobs& all)
     : id_(id),
       spec_(std::move(spec)),
-      directory_(mount + "/" + spec_.name),
+      mount_(std::move(mount)),
+      directory_(mount_ + "/" + spec_.name),
       base_(std::move(base)),
       logs_(std::move(logs)),
       all_(all) {}
 
+double LiveJob::stops_within() const {
+  return (spec_.run ? *spec_.run : JobToTrain::Run()).stops_within_s;
+}
+
 bool LiveJob::write() {
-  if (is_gone_) return false;
+  if (is_gone_ || ends_the_removed_) return false;
   const Result<> written = write_record(directory_, record_);
   const std::string why = written.has_error() ? std::string(written.error().message()) : "";
   if (std::exchange(not_written_, why) != why && !why.empty())
@@ -56,6 +61,7 @@ bool LiveJob::write() {
 
 bool LiveJob::enter(LiveState state, const std::string& remark) {
   record_.state = state;
+  record_.samples = state == LiveState::kDone ? spec_.samples : 0;
   record_.remark = remark;
   since_ = all_.now();
   return write();
@@ -64,7 +70,7 @@ bool LiveJob::enter(LiveState state, const std::string& remark) {
 void LiveJob::set_spec(JobToTrain spec) {
   const bool asks_for_more = spec.samples > spec_.samples || spec.run != spec_.run;
   spec_ = std::move(spec);
-  if (std::exchange(was_removed_, false) && state() == LiveState::kByHand) {
+  if (std::exchange(record_.was_removed, false) && state() == LiveState::kByHand) {
     wanted_ = record_.has;
     places_ = holds_;
     enter(worker_ ? LiveState::kRuns : LiveState::kWaits);
@@ -137,19 +143,24 @@ bool LiveJob::is_as_wanted() const {
   return wanted_ && record_.has && wanted_->is_as(*record_.has) && holds_ == places_;
 }
 
-bool LiveJob::layout_is_ours() const { return !record_.layout || seen_->layout == *record_.layout; }
+bool LiveJob::layout_is_ours() const {
+  return !record_.layout || seen_->layout == *record_.layout ||
+         (record_.layout_before && seen_->layout == *record_.layout_before);
+}
 
 void LiveJob::look() {
   auto seen = look_at_job(directory_);
   if (seen.has_error()) {
-    const std::string why = seen.error().code() == Code::kNotFound
-                                ? fmt::format("there is no job {}; mkdir makes it", directory_)
-                                : std::string(seen.error().message());
+    // The mount itself answers, or nothing is known. Of a job that is there layout.json alone may
+    // be away: its user is at it.
+    struct stat facts = {};
+    is_gone_ = ::lstat(directory_.c_str(), &facts) != 0 && errno == ENOENT &&
+               ::access((mount_ + "/.ptc/version").c_str(), F_OK) == 0;
+    const std::string why = is_gone_ ? fmt::format("there is no job {}; mkdir makes it", directory_)
+                                     : std::string(seen.error().message());
     if (std::exchange(problem_, why) != why) all_.say(spec_.name, why);
     seen_.reset();
-    // The mount itself answers, or nothing is known.
-    is_gone_ = seen.error().code() == Code::kNotFound &&
-               ::access((directory_ + "/../.ptc/version").c_str(), F_OK) == 0;
+    if (is_gone_ && !worker_) forget_the_removed();
     return;
   }
   const bool is_new = !seen_;
@@ -157,22 +168,46 @@ void LiveJob::look() {
   problem_.clear();
   seen_ = std::move(seen).value();
   consumed_ = seen_->consumed;
-  if (is_new) all_.decide_soon(spec_.name + " is there");
-  take_up_adoption();
+  if (is_new) {
+    progress_at_ = all_.now();  // nobody could see any meanwhile
+    all_.decide_soon(spec_.name + " is there");
+  }
+  if (is_known_) take_up_adoption();
+}
+
+/// Another of its name is begun anew.
+void LiveJob::forget_the_removed() {
+  forget_wanted();
+  release();
+  record_ = {};
+  refused_.clear();
+  no_way_.clear();
+  consumed_ = consumed_at_failure_ = 0;
+  ends_the_removed_ = is_known_ = false;
+  set_curve(Curve(known_));
 }
 
 void LiveJob::find_again(
     const std::function<std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>&
         places_of) {
+  is_known_ = true;
   auto record = read_record(directory_);
   if (!record) return;
   if (!record->is_own) {
     all_.say(spec_.name, "its autoscale.json is somebody else's, and is not heeded");
+    if (!Worker::find(record->pid, record->started_at)) return;
+    // Nor is it started beside that. What it says of GPUs is true of root's alone.
+    if (const auto places = places_of(record->devices); places && record->owner == 0)
+      holds_ = *places;
+    record_.state = LiveState::kByHand;
+    all_.say(spec_.name, fmt::format("process {} of it runs, which another user has started: it is "
+                                     "left alone until \"{} --adopt {}\"",
+                                     record->pid, all_.command(), spec_.name));
     return;
   }
   record_ = std::move(*record);
   if (record_.costs) all_.prices().restore(spec_.name, *record_.costs);
-  worker_ = Worker::find(record_.pid, record_.started_at);
+  worker_ = Worker::find(record_.pid, record_.started_at, record_.was_asked_to_end);
   const double now = all_.now();
   since_ = progress_at_ = spawned_at_ = now;
   start_is_measured_ = true;
@@ -184,13 +219,20 @@ void LiveJob::find_again(
     if (const auto places = places_of(record_.devices)) holds_ = *places;
     wanted_ = record_.has;
     places_ = holds_;
-    if (state() == LiveState::kByHand || record_.state == LiveState::kStops) return;
+    if (state() == LiveState::kByHand && !std::exchange(record_.was_removed, false)) return;
+    if (record_.state == LiveState::kStops) return;
     record_.state = LiveState::kRuns;
     all_.say(spec_.name, fmt::format("it runs already (process {})", worker_->pid()));
     return;
   }
   record_.pid = 0;
-  if (state() == LiveState::kDone || state() == LiveState::kByHand) return;
+  const bool is_listed_again = state() == LiveState::kByHand && record_.was_removed;
+  const bool asks_for_more =
+      state() == LiveState::kDone && record_.samples > 0 && spec_.samples > record_.samples;
+  record_.was_removed = false;
+  if ((state() == LiveState::kDone && !asks_for_more) ||
+      (state() == LiveState::kByHand && !is_listed_again))
+    return;
   record_.failures = 0;
   record_.state = LiveState::kWaits;
   record_.has.reset();
@@ -228,8 +270,8 @@ void LiveJob::leave_alone(const std::string& why) {
 
 void LiveJob::removed(const std::string& why) {
   if (is_over() || state() == LiveState::kByHand) return;
+  record_.was_removed = true;
   leave_alone(why);
-  was_removed_ = true;
 }
 
 void LiveJob::want(std::optional<CurvePoint> point, std::vector<OnNode> places,
@@ -263,7 +305,7 @@ void LiveJob::step() {
     }
     return;
   }
-  if (is_gone_ && worker_) return end_the_removed();
+  if ((is_gone_ || ends_the_removed_) && worker_) return end_the_removed();
   if (!seen_ && !worker_) return;
   if (seen_ && !is_over() && !layout_is_ours()) {
     leave_alone(fmt::format(
@@ -287,21 +329,21 @@ void LiveJob::step() {
 
 /// Its directory was removed: so its processes are to end, and nothing is written any more.
 void LiveJob::end_the_removed() {
-  if (!record_.was_asked_to_end) {
+  if (!std::exchange(ends_the_removed_, true)) {
     all_.say(spec_.name, "the job was removed: its processes are ended");
     forget_wanted();
     record_.was_asked_to_end = true;
     since_ = all_.now();
     worker_->ask_to_end();
   }
-  if (all_.now() - since_ > spec_.run->stops_within_s && all_.now() - killed_at_ > kAgainKilled) {
+  if (all_.now() - since_ > stops_within() && all_.now() - killed_at_ > kAgainKilled) {
     killed_at_ = all_.now();
     worker_->kill();
   }
   if (!worker_->ended()) return;
   worker_.reset();
-  release();
-  record_ = {};
+  forget_the_removed();
+  seen_.reset();  // where another of its name is there, it is looked for anew
   all_.decide_soon(spec_.name + " was removed");
 }
 
@@ -364,6 +406,10 @@ void LiveJob::step_changes() {
       if (auto saved = save_batch(directory_, record_.has->batch); saved.has_error()) {
         if (saved.error().code() != Code::kInvalidArgument) {
           retry_at_ = all_.now() + kSoon;
+          if (record_.remark.empty())
+            all_.say(spec_.name, "its batch waits: " + std::string(saved.error().message()));
+          record_.remark = saved.error().message();
+          write();
           return;
         }
         const CurvePoint point = *record_.has;
@@ -394,6 +440,11 @@ void LiveJob::save_the_layout() {
     record_.layout = wanted;
     write();
     saved = save_layout(directory_, wanted);
+    // Its ranks may be too many for the batch that it had.
+    const uint64_t batch = batch_of(directory_);
+    if (saved.has_error() && saved.error().code() == Code::kInvalidArgument && batch != 0 &&
+        batch != point.batch && save_batch(directory_, point.batch).has_value())
+      saved = save_layout(directory_, wanted);
   }
   if (saved.has_value()) {
     record_.layout_before.reset();
@@ -402,9 +453,7 @@ void LiveJob::save_the_layout() {
     look();
     return;
   }
-  record_.layout = seen_->layout;
-  record_.layout_before.reset();
-  if (saved.error().code() != Code::kInvalidArgument) {
+  if (saved.error().code() != Code::kInvalidArgument) {  // it may yet come to be saved
     retry_at_ = all_.now() + kSoon;
     if (record_.remark.empty())
       all_.say(spec_.name, "its layout waits: " + std::string(saved.error().message()));
@@ -412,6 +461,8 @@ void LiveJob::save_the_layout() {
     write();
     return;
   }
+  record_.layout = seen_->layout;
+  record_.layout_before.reset();
   release();
   forget_wanted();
   enter(LiveState::kWaits);
@@ -431,6 +482,7 @@ void LiveJob::settle() {
     return;
   }
   if (!seen_->is_settled) return;
+  refused_.erase(point_key(*record_.has));
   all_.prices().brought(movement_, all_.now() - since_);
   keep_costs();
   change_ = Change::kSaveBatch;
@@ -458,6 +510,8 @@ void LiveJob::start() {
                        {"WORLD_SIZE", std::to_string(point.gpus)}};
   if (one_node) command.variables.emplace_back("CUDA_VISIBLE_DEVICES", gpus);
   auto started = Worker::prepare(command);
+  if (started.has_error() && started.error().code() != Code::kInvalidArgument)
+    return failed(std::string(started.error().message()));
   if (started.has_error()) {
     release();
     forget_wanted();
@@ -518,7 +572,7 @@ void LiveJob::step_runs() {
     ended(*how);
     return;
   }
-  if (spec_.run->progress_within_s && !is_consumed() &&
+  if (seen_ && spec_.run->progress_within_s && !is_consumed() &&
       all_.now() - progress_at_ > *spec_.run->progress_within_s &&
       all_.now() - killed_at_ > kAgainKilled) {
     all_.say(spec_.name, fmt::format("nothing was consumed for {:.0f} s: it is killed",
@@ -527,7 +581,12 @@ void LiveJob::step_runs() {
     worker_->kill();
     return;
   }
-  if (!is_as_wanted()) ask_to_end();
+  if (!is_consumed()) consumed_since_ = 0;
+  else if (consumed_since_ == 0) consumed_since_ = all_.now();
+  const bool hangs = consumed_since_ != 0 && all_.now() - consumed_since_ > stops_within();
+  if (hangs)
+    all_.say(spec_.name, "all its samples are consumed, and it does not end: it is asked to");
+  if (hangs || !is_as_wanted()) ask_to_end();
 }
 
 void LiveJob::ask_to_end() {
@@ -545,7 +604,7 @@ void LiveJob::step_stops() {
   }
   const auto how = worker_ ? worker_->ended() : std::optional<Worker::Ended>(Worker::Ended{});
   if (!how) {
-    if (all_.now() - since_ > spec_.run->stops_within_s && all_.now() - killed_at_ > kAgainKilled) {
+    if (all_.now() - since_ > stops_within() && all_.now() - killed_at_ > kAgainKilled) {
       all_.say(spec_.name,
                fmt::format("it was asked to end {:.0f} s ago: it is killed, and goes on from its "
                            "last checkpoint",

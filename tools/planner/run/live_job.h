@@ -87,6 +87,8 @@ class LiveJob {
   const std::vector<OnNode>& places() const { return places_; }  // that it is to have
   const std::vector<std::string>& devices() const { return record_.devices; }  // holds(), by name
   bool has_processes() const { return worker_.has_value(); }
+  /// find_again() was called of the directory that is there.
+  bool is_known() const { return is_known_; }
   const std::optional<MountedJob>& seen() const { return seen_; }
   double samples_left() const;
   /// What a sample took there ÷ what its curve says; what was measured last where it never ran, and
@@ -119,6 +121,8 @@ class LiveJob {
   void ended(const Worker::Ended& how);
   void release();
   void wait_until_it_can_be_written();
+  void forget_the_removed();
+  double stops_within() const;  // seconds
   /// False: it could not be written down, which was said.
   bool enter(LiveState state, const std::string& remark = "");
   bool write();
@@ -131,7 +135,7 @@ class LiveJob {
 
   const uint32_t id_;
   JobToTrain spec_;
-  const std::string directory_, base_, logs_;
+  const std::string mount_, directory_, base_, logs_;
   LiveJobs& all_;
 
   JobRecord record_;
@@ -152,9 +156,11 @@ class LiveJob {
   Change change_ = Change::kSaveLayout;
   Movement movement_;
   double since_ = 0, retry_at_ = 0, progress_at_ = 0, spawned_at_ = 0, killed_at_ = 0;
+  double consumed_since_ = 0;  // all of it; 0: it is not
   uint64_t failures_ = 0, consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
   Pace pace_;  // since it was started
-  bool start_is_measured_ = false, was_removed_ = false, is_gone_ = false;
+  bool start_is_measured_ = false, is_gone_ = false, ends_the_removed_ = false;
+  bool is_known_ = false;  // what an earlier autoscaler has done with it
 };
 
 }  // namespace ptc::planner

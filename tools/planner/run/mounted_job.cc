@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <set>
+#include <string_view>
 
 #include "store/base/file.h"
 #include "tools/planner/run/json_fields.h"
@@ -14,6 +16,8 @@
 namespace ptc::planner {
 namespace {
 
+/// Techniques that come along of which each rank has the whole optimizer state of its part.
+const std::set<std::string_view> kReplicated{"ddp", "tensor", "gpipe", "accumulation"};
 constexpr size_t kMostBytes = 256 << 20;  // status.json has a line for each checkpoint and node
 
 Result<json::object> read_object(const std::string& path) {
@@ -92,7 +96,7 @@ Result<json::object> layout_of_point(json::object layout, const CurvePoint& poin
   layout.erase("dp_shard");
   if (point.technique == "fsdp") layout["optimizer"] = "fsdp";
   else if (point.technique == "zero1" || point.technique == "zero") layout["optimizer"] = "zero1";
-  else if (point.technique == "ddp") layout["optimizer"] = "replicated";
+  else if (kReplicated.contains(point.technique)) layout["optimizer"] = "replicated";
   json::array places;
   for (const std::string& device : devices) places.emplace_back(device);
   layout["devices"] = std::move(places);
@@ -114,6 +118,11 @@ Result<Movement> movement_to(const AskMount& ask, const std::string& name, const
 
 Result<> save_layout(const std::string& directory, const json::object& layout) {
   return save(directory + "/layout.json", layout, directory + "/status.json", "layout_error");
+}
+
+uint64_t batch_of(const std::string& directory) {
+  const auto order = read_object(directory + "/dataset/order.json");
+  return order.has_value() ? number_of(order.value(), "batch") : 0;
 }
 
 Result<> save_batch(const std::string& directory, uint64_t batch) {

@@ -41,6 +41,8 @@ Result<Movement> movement_to(const AskMount& ask, const std::string& name, const
 
 /// kInvalidArgument: it was refused, and why. kUnavailable: for now.
 Result<> save_layout(const std::string& directory, const json::object& layout);
+/// Of order.json; 0: there is none.
+uint64_t batch_of(const std::string& directory);
 /// order.json with another batch; nothing where there is no order.json, or it has that batch.
 /// Errors as of save_layout().
 Result<> save_batch(const std::string& directory, uint64_t batch);

@@ -96,6 +96,7 @@ std::optional<JobRecord> read_record(const std::string& directory) {
                                   [&](const auto& one) { return one.second == word; });
   if (state == kWords.end()) return std::nullopt;
   record.state = state->first;
+  record.owner = facts.st_uid;
   record.is_own = facts.st_uid == ::geteuid() && (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
   if (const json::object* has = object_of(object, "has")) record.has = point_of(*has);
   if (const json::value* devices = object.if_contains("devices"); devices && devices->is_array())
@@ -126,6 +127,9 @@ std::optional<JobRecord> read_record(const std::string& directory) {
         record.slowness_by_point[std::string(field.key())] = bounded_slowness(slowness);
   record.changes = number_of(object, "changes");
   record.failures = number_of(object, "failures");
+  record.samples = real_of(object, "samples", 0);
+  if (const json::value* removed = object.if_contains("removed"))
+    record.was_removed = removed->is_bool() && removed->get_bool();
   if (const json::object* decision = object_of(object, "decision")) record.decision = *decision;
   record.remark = json_text(object, "remark");
   return record;
@@ -147,6 +151,8 @@ Result<> write_record(const std::string& directory, const JobRecord& record) {
   }
   object["changes"] = record.changes;
   object["failures"] = record.failures;
+  if (record.samples > 0) object["samples"] = record.samples;
+  if (record.was_removed) object["removed"] = true;
   if (record.costs)
     object["costs"] = json::object{{"stop_s", record.costs->stop_s},
                                    {"start_s", record.costs->start_s},

@@ -31,6 +31,7 @@ struct JobRecord {
   /// As it was read: nobody but who runs this can have written it. Else whoever may write in the
   /// job's directory could name any process there.
   bool is_own = true;
+  uid_t owner = 0;
   std::optional<CurvePoint> has = {};     // what runs, or is on the way; its GPUs are taken
   std::vector<std::string> devices = {};  // "w0:0", by rank
   /// As the autoscaler saved it last, and what stood there before: it may have been killed between.
@@ -42,6 +43,8 @@ struct JobRecord {
   double slowness = 1;  // what a sample has taken lately ÷ what its curve says
   std::map<std::string, double> slowness_by_point = {};  // where it was measured; see point_key()
   uint64_t changes = 0, failures = 0;
+  double samples = 0;          // of a job that is done: so many it was to read
+  bool was_removed = false;    // from jobs.json: so it is left alone
   json::object decision = {};  // the last one: at, why, from, to, gain, price_s
   std::string remark = {};     // for people: why it is as it is
 

@@ -172,15 +172,20 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   const int error =
       ::posix_spawnp(&pid, words.front().c_str(), &settings.actions, &settings.attributes,
                      pointers(words).data(), pointers(variables).data());
+  if (error == EAGAIN || error == ENOMEM)
+    return make_error(Code::kUnavailable, "{}: {}", what, std::strerror(error));
   if (error != 0)
     return invalid_argument("{} in {}: {}", what, command.directory, std::strerror(error));
   return Worker(pid, time_of_start(pid), true);
 }
 
-std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at) {
+std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at,
+                                   bool was_asked_to_end) {
   if (pid <= 1 || started_at.empty() || ::getsid(pid) != pid) return std::nullopt;
   if (time_of_start(pid) != started_at) return std::nullopt;
-  return Worker(pid, started_at, false);
+  Worker worker(pid, started_at, false);
+  worker.was_asked_ = was_asked_to_end;
+  return worker;
 }
 
 bool Worker::is_there() const { return is_child_ || time_of_start(pid_) == started_at_; }

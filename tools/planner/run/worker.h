@@ -35,7 +35,8 @@ class Worker {
   static Result<Worker> prepare(const WorkerCommand& command);
   void go();
   /// The one that had this number and began at that time, as started_at() said; none: it has ended.
-  static std::optional<Worker> find(pid_t pid, const std::string& started_at);
+  static std::optional<Worker> find(pid_t pid, const std::string& started_at,
+                                    bool was_asked_to_end = false);
 
   pid_t pid() const { return pid_; }
   /// The boot of the machine, and the ticks since: no other process has the same number and that.
