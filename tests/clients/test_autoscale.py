@@ -180,6 +180,66 @@ class Autoscale(CarriedOut):
         self.write("jobs.json", json.dumps(jobs))
         self.assertEqual(told()["then"]["gpus"], 4)
 
+    def test_more_ranks_than_its_batch_was_for(self):
+        job = self.prepare("a")
+        with open(job.file("dataset/order.json"), "w", encoding="utf-8") as file:
+            json.dump({"batch": 2, "seed": 1}, file)
+        self.write("profiles.csv", "model,batch,tp,pp,dp,iteration_s\nm,2,1,1,1,0.2\nm,8,1,1,4,0.02\n")
+        self.list_jobs((job, ["0.02"], {}))
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["batch"] = [2, 8]
+        self.write("jobs.json", json.dumps(jobs))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        start, = self.of_job(job, "start")
+        self.assertEqual((start["layout"]["dp"], start["batch"]), (4, 8))
+        self.assertNotIn("cannot be had", self.said())
+
+    def test_a_layout_that_is_away_for_a_moment_is_no_removed_job(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.05"], {}))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        os.rename(job.file("layout.json"), job.file("layout.json~"))
+        time.sleep(1.5)  # it looks twice a second
+        os.rename(job.file("layout.json~"), job.file("layout.json"))
+        self.wait_until_all_is_done()
+        self.assertNotIn("removed", self.said())
+        self.assertEqual(len(self.of_job(job, "start")), 1)
+
+    def test_adopted_while_no_autoscaler_runs(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.05"], {}))
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        job.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"])
+        self.wait_for(lambda: self.record_of(job)["state"] == "by hand")
+        self.running.send_signal(signal.SIGINT)
+        self.running.wait(timeout=PATIENCE)
+        self.mount.ptc("autoscale", "--adopt", job.name)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("it is decided for again", self.said())
+        self.assertEqual(self.record_of(job)["state"], "done")
+
+    def test_who_is_not_listed_any_more_keeps_its_gpus(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.05"], {}), gpus=1)
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.running.send_signal(signal.SIGINT)
+        self.running.wait(timeout=PATIENCE)
+        self.list_jobs((b, ["0.01"], {}), gpus=1)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("jobs.json: it is left alone", self.said())
+        self.assertGreater(self.of_job(b, "start")[0]["at"], self.of_job(a, "end")[0]["at"])
+        # Listed again, it is decided for again; it has read all.
+        self.list_jobs((a, ["0.05"], {}), (b, ["0.01"], {}), gpus=1)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertEqual(self.record_of(a)["state"], "done")
+
     def test_a_second_one_refuses(self):
         self.list_jobs((self.prepare("a"), ["0.1"], {}))
         self.begin()
