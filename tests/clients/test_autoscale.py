@@ -240,6 +240,32 @@ class Autoscale(CarriedOut):
         self.wait_until_all_is_done()
         self.assertEqual(self.record_of(a)["state"], "done")
 
+    def test_one_of_its_name_is_begun_anew(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.01"], {}))
+        self.begin()
+        self.wait_for(lambda: self.record_of(job).get("state") == "done")
+        subprocess.run(["rm", "-r", job.path], check=True)
+        self.wait_for(lambda: "there is no job" in self.said())
+        job = self.prepare("a")
+        self.wait_for(lambda: len(self.of_job(job, "end")) == 2)
+        self.assertEqual(self.of_job(job, "start")[1]["consumed"], 0)
+
+    def test_a_table_that_comes_later_than_the_file_that_names_it(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.15"], {}), gpus=1)
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        jobs["profiles"], jobs["cluster"]["nodes"]["localhost"] = "other.csv", 4
+        self.write("jobs.json", json.dumps(jobs))
+        os.unlink(self.path("profiles.csv"))
+        self.wait_for(lambda: "other.csv" in self.said() and "what it said before holds" in self.said())
+        self.write("other.csv", profiles())
+        self.wait_for(lambda: "jobs.json has changed" in self.said())
+        self.wait_until_all_is_done()
+        self.assertEqual(self.said().count("what it said before holds"), 1)
+
     def test_a_second_one_refuses(self):
         self.list_jobs((self.prepare("a"), ["0.1"], {}))
         self.begin()

@@ -223,6 +223,11 @@ TEST(LayoutOfPoint, KeepsWhatItsUserSetBeside) {
                                           {"keep", 3},
                                           {"optimizer", "fsdp"},
                                           {"devices", {"w0:0", "w0:1", "w0:2", "w0:3"}}}));
+  CurvePoint other = point;
+  other.technique = "tensor";  // which cannot go on with what FSDP has cut
+  EXPECT_EQ(layout_of_point(layout.value(), other, {}).value().at("optimizer"), "replicated");
+  other.technique = "somebody's own";
+  EXPECT_EQ(layout_of_point(layout.value(), other, {}).value().at("optimizer"), "fsdp");
   const auto with_cp = layout_of_point({{"cp", 2}}, point, {});
   ASSERT_FALSE(with_cp);
   EXPECT_THAT(with_cp.error().message(), HasSubstr("\"cp\": 2"));
