@@ -323,6 +323,30 @@ TEST(Worker, LetsWhomAShellLeavesBehindSave) {
   EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("saved"));
 }
 
+/// Though the command itself has ended, and who had started it: nobody is started beside them.
+TEST(Worker, FindsWhomAShellHasLeftBehind) {
+  const Scratch scratch;
+  auto started = Worker::start(
+      {{"sh", "-c",
+        "sh -c \"trap 'sleep 0.5; echo saved; exit 0' TERM; echo there; while :; do sleep 0.05; "
+        "done\"; exit 1"},
+       scratch.path(),
+       scratch.path("log"),
+       {}});
+  ASSERT_TRUE(started);
+  wait_for_text(scratch.path("log"), "there");
+  ::kill(started.value().pid(), SIGKILL);
+  wait_for_text("/proc/" + std::to_string(started.value().pid()) + "/stat", ") Z");
+  auto found = Worker::find(started.value().pid(), started.value().started_at(), true);
+  ASSERT_TRUE(found);
+  EXPECT_FALSE(found->ended());
+  wait_for_text(scratch.path("log"), "saved");
+  started.value().kill();
+  wait_for(started.value());
+  wait_for(*found);
+  EXPECT_FALSE(Worker::find(started.value().pid(), started.value().started_at(), true));
+}
+
 /// Whoever was found again may have ended and left its ranks.
 TEST(Worker, KillsTheGroupOfOneThatWasFound) {
   const Scratch scratch;

@@ -38,13 +38,17 @@ std::string start_ticks(pid_t pid) {
   return stat.value().substr(at + 1, stat.value().find(' ', at + 1) - at - 1);
 }
 
-std::string time_of_start(pid_t pid) {
-  const std::string ticks = start_ticks(pid);
-  if (ticks.empty()) return "";
+std::string boot_id() {
   const auto boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", kMostOfProc);
   std::string id = boot.has_value() ? boot.value() : "";
   while (!id.empty() && id.back() == '\n') id.pop_back();
-  return id + " " + ticks;
+  return id;
+}
+
+std::string time_of_start(pid_t pid) {
+  const std::string ticks = start_ticks(pid);
+  if (ticks.empty()) return "";
+  return boot_id() + " " + ticks;
 }
 
 /// As execvp(3) would find it.
@@ -181,10 +185,20 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
 
 std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at,
                                    bool was_asked_to_end) {
-  if (pid <= 1 || started_at.empty() || ::getsid(pid) != pid) return std::nullopt;
-  if (time_of_start(pid) != started_at) return std::nullopt;
+  if (pid <= 1 || started_at.empty()) return std::nullopt;
+  const std::string there = time_of_start(pid);
+  const bool is_it = there == started_at && ::getsid(pid) == pid;
+  // No other group has its number as long as one of it is left.
+  const bool left_some = there.empty() && ::kill(-pid, 0) == 0 &&
+                         started_at.substr(0, started_at.find(' ')) == boot_id();
+  if (!is_it && !left_some) return std::nullopt;
   Worker worker(pid, started_at, false);
   worker.was_asked_ = was_asked_to_end;
+  if (left_some) {
+    worker.is_over_ = true;
+    worker.over_at_ = std::chrono::steady_clock::now();
+    if (was_asked_to_end) ::kill(-pid, SIGTERM);  // they may not have been
+  }
   return worker;
 }
 

@@ -34,7 +34,8 @@ class Worker {
   /// before, so does that: whoever is found again has been written down. `input` is not used.
   static Result<Worker> prepare(const WorkerCommand& command);
   void go();
-  /// The one that had this number and began at that time, as started_at() said; none: it has ended.
+  /// The one that had this number and began at that time, as started_at() said, or what it has left
+  /// of its group; none: all have ended.
   static std::optional<Worker> find(pid_t pid, const std::string& started_at,
                                     bool was_asked_to_end = false);
 
