@@ -96,6 +96,10 @@ class LiveCluster : public LiveJobs {
         looked = now();
         read_file_again();
         PTC_TRY(look_at_nodes());
+        if (!lock_.valid()) {  // the mount does not answer
+          std::this_thread::sleep_for(kStep);
+          continue;
+        }
         for (LiveJob* job : in_order()) look_at(*job);
         for (const std::string& why : decider_.reasons(in_order())) decide_soon(why);
       }

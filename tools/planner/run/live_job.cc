@@ -243,7 +243,8 @@ void LiveJob::take_up_adoption() {
   const std::string path = directory_ + "/" + kAdopt;
   struct stat facts = {};
   if (::lstat(path.c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return;
-  if (state() != LiveState::kByHand && !is_over() && layout_is_ours()) {
+  // Who is not listed is decided for once he is.
+  if ((state() != LiveState::kByHand && !is_over() && layout_is_ours()) || record_.was_removed) {
     ::unlink(path.c_str());
     return;
   }
@@ -624,7 +625,8 @@ void LiveJob::step_stops() {
     return;
   }
   // Killed, it has not saved its last: what it has consumed is not all of it kept.
-  if (how->status == 128 + SIGKILL) record_.failures = std::max<uint64_t>(record_.failures, 1);
+  if (how->status == 128 + SIGKILL || killed_at_ > since_)
+    record_.failures = std::max<uint64_t>(record_.failures, 1);
   enter(LiveState::kWaits);
   step_waits();
 }

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from . import group
@@ -84,6 +85,20 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def bring_data_set_to(job: Job, consumed: int, *, within: float = 60) -> None:
+    """A run can be killed between a checkpoint and the word that its samples are consumed."""
+    def shown() -> int:
+        return int(job.read_json("dataset/plan.json")["consumed"])
+    if shown() != consumed and group.rank() == 0:
+        with open(job.file("dataset/consumed"), "w", encoding="utf-8") as file:
+            file.write(str(consumed))
+    deadline = time.monotonic() + within  # other nodes show it a moment later
+    while shown() != consumed:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{job.path}/dataset shows {shown()} samples consumed, not {consumed}")
+        time.sleep(0.05)
+
+
 def go_on(trainer: Any, job: Job, layout: Mapping[str, Any], step: int, consumed: int, *, stop: Callable[[], bool],
           batches: Optional[int] = None, save_every: int = 5, samples: Callable[[Job, int, int], Samples] = Samples,
           on_step: Callable[[int, int, Any, List[Any]], None] = lambda step, size, loss, batch: None,
@@ -96,6 +111,7 @@ def go_on(trainer: Any, job: Job, layout: Mapping[str, Any], step: int, consumed
     import torch
     import torch.distributed as dist
     saved, begun = step, step
+    bring_data_set_to(job, consumed)
     mine = samples(job, trainer.dp, trainer.dp_size)
 
     def save() -> None:

@@ -1,0 +1,140 @@
+"""ptc autoscale on a real mount: what it finds otherwise than it was when it, or another one, looked last."""
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+import mount
+from carried_out import BATCH, PATIENCE, CarriedOut, profiles
+
+
+class Found(CarriedOut):
+    COMMAND, OPTIONS = ("autoscale",), ("--price", "0.5")
+
+    def test_a_layout_that_is_away_for_a_moment_is_no_removed_job(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.05"], {}))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        os.rename(job.file("layout.json"), job.file("layout.json~"))
+        time.sleep(1.5)  # it looks twice a second
+        os.rename(job.file("layout.json~"), job.file("layout.json"))
+        self.wait_until_all_is_done()
+        self.assertNotIn("removed", self.said())
+        self.assertEqual(len(self.of_job(job, "start")), 1)
+
+    def test_adopted_while_no_autoscaler_runs(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.05"], {}))
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        job.save_layout(tp=1, pp=1, dp=1, devices=["localhost:0"])
+        self.wait_for(lambda: self.record_of(job)["state"] == "by hand")
+        self.running.send_signal(signal.SIGINT)
+        self.running.wait(timeout=PATIENCE)
+        self.mount.ptc("autoscale", "--adopt", job.name)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("it is decided for again", self.said())
+        self.assertEqual(self.record_of(job)["state"], "done")
+
+    def test_who_is_not_listed_any_more_keeps_its_gpus(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.05"], {}), gpus=1)
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.running.send_signal(signal.SIGINT)
+        self.running.wait(timeout=PATIENCE)
+        self.list_jobs((b, ["0.01"], {}), gpus=1)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("jobs.json: it is left alone", self.said())
+        self.assertGreater(self.of_job(b, "start")[0]["at"], self.of_job(a, "end")[0]["at"])
+        # Listed again, it is decided for again; it has read all.
+        self.list_jobs((a, ["0.05"], {}), (b, ["0.01"], {}), gpus=1)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertEqual(self.record_of(a)["state"], "done")
+
+    def test_one_of_its_name_is_begun_anew(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.01"], {}))
+        self.begin()
+        self.wait_for(lambda: self.record_of(job).get("state") == "done")
+        subprocess.run(["rm", "-r", job.path], check=True)
+        self.wait_for(lambda: "there is no job" in self.said())
+        job = self.prepare("a")
+        self.wait_for(lambda: len(self.of_job(job, "end")) == 2)
+        self.assertEqual(self.of_job(job, "start")[1]["consumed"], 0)
+
+    def test_a_table_that_comes_later_than_the_file_that_names_it(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.15"], {}), gpus=1)
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        jobs["profiles"], jobs["cluster"]["nodes"]["localhost"] = "other.csv", 4
+        self.write("jobs.json", json.dumps(jobs))
+        os.unlink(self.path("profiles.csv"))
+        self.wait_for(lambda: "other.csv" in self.said() and "what it said before holds" in self.said())
+        self.write("other.csv", profiles())
+        self.wait_for(lambda: "jobs.json has changed" in self.said())
+        self.wait_until_all_is_done()
+        self.assertEqual(self.said().count("what it said before holds"), 1)
+
+    def test_more_ranks_than_its_batch_was_for(self):
+        job = self.prepare("a")
+        with open(job.file("dataset/order.json"), "w", encoding="utf-8") as file:
+            json.dump({"batch": 2, "seed": 1}, file)
+        self.write("profiles.csv", "model,batch,tp,pp,dp,iteration_s\nm,2,1,1,1,0.2\nm,8,1,1,4,0.02\n")
+        self.list_jobs((job, ["0.02"], {}))
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["batch"] = [2, 8]
+        self.write("jobs.json", json.dumps(jobs))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        start, = self.of_job(job, "start")
+        self.assertEqual((start["layout"]["dp"], start["batch"]), (4, 8))
+        self.assertNotIn("cannot be had", self.said())
+
+    def test_a_dry_run_tells_what_it_would_cost(self):
+        """As it does then, by ptcfs's own plan: of a layout that the job cannot have nothing is told."""
+        job = self.prepare("a")
+        self.write("profiles.csv", profiles() + f"m,{BATCH},7,1,1,0.001\n")  # which tensors of 8 heads do not allow
+        self.list_jobs((job, ["0.02"], {}), gpus=8)
+
+        def told():
+            return json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"][0]
+        dry = told()
+        self.OPTIONS = ()
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        decision = self.record_of(job)["decision"]
+        self.assertEqual(decision["to"]["way"], dry["then"]["way"])
+        self.assertAlmostEqual(decision["price_s"], dry["price_s"], places=6)
+        self.wait_until_all_is_done()
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["samples"] = 10 ** 9  # then what is fastest is worth any price
+        self.write("jobs.json", json.dumps(jobs))
+        self.assertEqual(told()["then"]["gpus"], 4)
+
+    @unittest.skipUnless(os.getuid() == 0, "only root limits space")
+    def test_what_cannot_be_written_down_is_not_begun(self):
+        """Nobody would find it again."""
+        full, other = self.prepare("full"), self.prepare("other")
+        os.setxattr(full.path, "trusted.ptc.quota", b"1")
+        self.list_jobs((full, ["0.02"], {}), (other, ["0.02"], {}), gpus=2)
+        self.begin("--until-done")
+        self.wait_for(lambda: "full: what was done with it could not be written down" in self.said())
+        self.wait_for(lambda: self.record_of(other).get("state") == "done")
+        self.assertEqual(self.of_job(full), [])
+        self.assertFalse(os.path.exists(full.file("autoscale.json")))
+        os.setxattr(full.path, "trusted.ptc.quota", b"none")
+        self.wait_until_all_is_done()
+        self.check_story(full, other)
+
+
+if __name__ == "__main__":
+    mount.main()
