@@ -314,7 +314,10 @@ class LiveCluster : public LiveJobs {
         names.push_back(std::move(name));
     for (const std::string& name : names) {
       const auto record = read_record(settings_.mount + "/" + name);
-      if (!record || !record->is_own || !Worker::find(record->pid, record->started_at)) continue;
+      // Of GPUs that this cluster does not have nothing is to be kept free.
+      if (!record || !record->is_own || !places_of(record->devices) ||
+          !Worker::find(record->pid, record->started_at))
+        continue;
       JobToTrain spec;
       spec.name = name;
       auto job = std::make_unique<LiveJob>(next_id_++, std::move(spec), settings_.mount, "",

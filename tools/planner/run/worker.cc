@@ -11,8 +11,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "store/base/file.h"
 
@@ -49,6 +51,25 @@ std::string time_of_start(pid_t pid) {
   const std::string ticks = start_ticks(pid);
   if (ticks.empty()) return "";
   return boot_id() + " " + ticks;
+}
+
+/// One that is more than a zombie, which nobody has reaped yet.
+bool has_living_member(pid_t group) {
+  if (::kill(-group, 0) != 0) return false;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const auto stat = read_text_file(AT_FDCWD, "/proc/" + name + "/stat", kMostOfProc);
+    const size_t at = stat.has_value() ? stat.value().rfind(')') : std::string::npos;
+    char state = 'Z';
+    int parent = 0, of = 0;
+    if (at != std::string::npos &&
+        std::sscanf(stat.value().c_str() + at + 1, " %c %d %d", &state, &parent, &of) == 3 &&
+        of == group && state != 'Z' && state != 'X')
+      return true;
+  }
+  return false;
 }
 
 /// As execvp(3) would find it.
@@ -189,8 +210,8 @@ std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at,
   const std::string there = time_of_start(pid);
   const bool is_it = there == started_at && ::getsid(pid) == pid;
   // No other group has its number as long as one of it is left.
-  const bool left_some = there.empty() && ::kill(-pid, 0) == 0 &&
-                         started_at.substr(0, started_at.find(' ')) == boot_id();
+  const bool left_some = there.empty() && started_at.substr(0, started_at.find(' ')) == boot_id() &&
+                         has_living_member(pid);
   if (!is_it && !left_some) return std::nullopt;
   Worker worker(pid, started_at, false);
   worker.was_asked_ = was_asked_to_end;
