@@ -179,7 +179,12 @@ void LiveJob::look() {
 void LiveJob::forget_the_removed() {
   forget_wanted();
   release();
+  const bool is_listed = !record_.was_removed;
   record_ = {};
+  if (!is_listed) {
+    record_.state = LiveState::kByHand;
+    record_.was_removed = true;
+  }
   refused_.clear();
   no_way_.clear();
   consumed_ = consumed_at_failure_ = 0;
