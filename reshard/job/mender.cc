@@ -293,6 +293,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
     std::map<std::string, MetaTransaction::Compare> fences;
     for (const std::string& node : record.where->nodes)
       if (node != place_.node_key()) fences.emplace(node, place_.services.cluster->fence_of(node));
+    const int64_t before = last_look(record.id);
     Result<Findings> examined = verifier_.examine(record, nullptr, stop);
     if (examined.has_error() && examined.error().code() == Code::kBusy &&
         tries < kTries) {  // it is being moved
@@ -335,7 +336,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
       known.counts.damaged_left += found.beyond.size();
     });
     place_.services.mending_wanted();
-    if (mended.not_now) note_wrong_copies(name, record, found, mended);
+    if (mended.not_now) note_wrong_copies(name, record, before, found, mended);
     if (mended.not_now) {
       MutexLock lock(mutex_);
       in_doubt_[record.id] = found.replaceable.size() - mended.right.size() - mended.never.size();
@@ -348,7 +349,7 @@ Result<Findings> Mender::repair(const std::string& name, std::stop_token stop) {
 }
 
 void Mender::note_wrong_copies(const std::string& name, const CheckpointRecord& record,
-                               const Findings& found, const Mended& mended) {
+                               int64_t before, const Findings& found, const Mended& mended) {
   Findings left = found;
   left.replaced.clear();  // not yet
   for (const uint32_t image : found.replaceable)
@@ -357,7 +358,7 @@ void Mender::note_wrong_copies(const std::string& name, const CheckpointRecord& 
       left.not_right.copies.push_back(record.where->images[image].id);
   std::sort(left.not_right.copies.begin(), left.not_right.copies.end());
   // Where it cannot be said, it is once it is tried again.
-  (void)note_looked_over(name, record, last_look(record.id), std::move(left), /*whole=*/false);
+  (void)note_looked_over(name, record, before, std::move(left), /*whole=*/false);
 }
 
 Result<bool> Mender::take_out(const std::string& name, const CheckpointRecord& seen,

@@ -91,8 +91,8 @@ class Mender {
   };
   Mended mend(const CheckpointRecord& record, const StoredState& stored, const Findings& found,
               const std::stop_token& stop) const;
-  /// What could not be mended now is read from others until it is.
-  void note_wrong_copies(const std::string& name, const CheckpointRecord& record,
+  /// What could not be mended now is read from others until it is. `before` as below.
+  void note_wrong_copies(const std::string& name, const CheckpointRecord& record, int64_t before,
                          const Findings& found, const Mended& mended);
   Mended mend_own(const Checkpoint& checkpoint, const StoredState& stored,
                   const std::vector<uint32_t>& damaged_anywhere,

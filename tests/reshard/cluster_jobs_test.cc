@@ -273,15 +273,20 @@ TEST_F(ClusterJobsTest, AStoreIsClosedWhileSomethingGoesOn) {
   expect_on_all("job", id, 7);
 }
 
-/// Or each decision about one of thousands of jobs would be thousands of questions of each node.
-TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
-  const Sample sample = llama_sample();
-  LocalCluster cluster(2);
+/// job0 to job4, each with a checkpoint "base".
+void make_five_jobs(LocalCluster& cluster, const Sample& sample) {
   for (unsigned i = 0; i < 5; ++i) {
     const JobRef job = cluster.store(0).create_job(fmt::format("job{}", i)).value();
     write_ranks(sample, LayoutSpec(), std::filesystem::path(job->files_dir()) / "incoming/base");
     ASSERT_TRUE(job->commit("base", "base").has_value());
   }
+}
+
+/// Or each decision about one of thousands of jobs would be thousands of questions of each node.
+TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
+  const Sample sample = llama_sample();
+  LocalCluster cluster(2);
+  make_five_jobs(cluster, sample);
   cluster.wait_settled();
   std::mutex mutex;
   std::map<std::string, int> listed;
@@ -311,13 +316,10 @@ TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
 TEST(ClusterFollowerTest, OfANodeThatDiesNoJobIsAskedAnew) {
   const Sample sample = llama_sample();
   LocalCluster cluster(3);
-  for (unsigned i = 0; i < 5; ++i) {
-    const JobRef job = cluster.store(0).create_job(fmt::format("job{}", i)).value();
-    write_ranks(sample, LayoutSpec(), std::filesystem::path(job->files_dir()) / "incoming/base");
-    ASSERT_TRUE(job->commit("base", "base").has_value());
-    ASSERT_TRUE(job->save_layout(R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w0:0", "w2:0"]})")
-                    .has_value());
-  }
+  make_five_jobs(cluster, sample);
+  for (unsigned i = 0; i < 5; ++i)
+    ASSERT_TRUE(cluster.job(0, fmt::format("job{}", i))
+                    ->save_layout(R"({"tp": 1, "pp": 2, "dp": 1, "devices": ["w0:0", "w2:0"]})"));
   cluster.wait_settled();
   const auto is_whole = [&](unsigned node, unsigned job) {
     const CheckpointRef base =

@@ -306,9 +306,8 @@ TEST(Worker, IsFoundAgainAndNobodyElseIs) {
   EXPECT_FALSE(how->status);
 }
 
-/// As "./train.sh" that runs a trainer, and hands no signal on.
-TEST(Worker, LetsWhomAShellLeavesBehindSave) {
-  const Scratch scratch;
+/// As "./train.sh" that runs a trainer, and hands no signal on; the trainer is there.
+Worker start_shell_and_trainer(const Scratch& scratch) {
   auto started = Worker::start(
       {{"sh", "-c",
         "sh -c \"trap 'sleep 0.3; echo saved; exit 0' TERM; echo there; while :; do sleep 0.05; "
@@ -316,35 +315,33 @@ TEST(Worker, LetsWhomAShellLeavesBehindSave) {
        scratch.path(),
        scratch.path("log"),
        {}});
-  ASSERT_TRUE(started);
+  EXPECT_TRUE(started);
   wait_for_text(scratch.path("log"), "there");
-  started.value().ask_to_end();
-  EXPECT_EQ(wait_for(started.value()).status, 128 + SIGTERM);
+  return std::move(started).value();
+}
+
+TEST(Worker, LetsWhomAShellLeavesBehindSave) {
+  const Scratch scratch;
+  Worker started = start_shell_and_trainer(scratch);
+  started.ask_to_end();
+  EXPECT_EQ(wait_for(started).status, 128 + SIGTERM);
   EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("saved"));
 }
 
 /// Though the command itself has ended, and who had started it: nobody is started beside them.
 TEST(Worker, FindsWhomAShellHasLeftBehind) {
   const Scratch scratch;
-  auto started = Worker::start(
-      {{"sh", "-c",
-        "sh -c \"trap 'sleep 0.5; echo saved; exit 0' TERM; echo there; while :; do sleep 0.05; "
-        "done\"; exit 1"},
-       scratch.path(),
-       scratch.path("log"),
-       {}});
-  ASSERT_TRUE(started);
-  wait_for_text(scratch.path("log"), "there");
-  ::kill(started.value().pid(), SIGKILL);
-  wait_for_text("/proc/" + std::to_string(started.value().pid()) + "/stat", ") Z");
-  auto found = Worker::find(started.value().pid(), started.value().started_at(), true);
+  Worker started = start_shell_and_trainer(scratch);
+  ::kill(started.pid(), SIGKILL);
+  wait_for_text("/proc/" + std::to_string(started.pid()) + "/stat", ") Z");
+  auto found = Worker::find(started.pid(), started.started_at(), true);
   ASSERT_TRUE(found);
   EXPECT_FALSE(found->ended());
   wait_for_text(scratch.path("log"), "saved");
-  started.value().kill();
-  wait_for(started.value());
+  started.kill();
+  wait_for(started);
   wait_for(*found);
-  EXPECT_FALSE(Worker::find(started.value().pid(), started.value().started_at(), true));
+  EXPECT_FALSE(Worker::find(started.pid(), started.started_at(), true));
 }
 
 /// Whoever was found again may have ended and left its ranks.

@@ -96,12 +96,14 @@ class LiveCluster : public LiveJobs {
         looked = now();
         read_file_again();
         PTC_TRY(look_at_nodes());
-        if (!lock_.valid()) {  // the mount does not answer
-          std::this_thread::sleep_for(kStep);
-          continue;
+        if (lock_.valid()) {
+          for (LiveJob* job : in_order()) look_at(*job);
+          for (const std::string& why : decider_.reasons(in_order())) decide_soon(why);
         }
-        for (LiveJob* job : in_order()) look_at(*job);
-        for (const std::string& why : decider_.reasons(in_order())) decide_soon(why);
+      }
+      if (!lock_.valid()) {  // the mount does not answer, and another may have begun in it
+        std::this_thread::sleep_for(kStep);
+        continue;
       }
       for (LiveJob* job : in_order()) job->step();
       const bool is_time = now() - decided >= settings_.every_s;
@@ -308,8 +310,10 @@ class LiveCluster : public LiveJobs {
   void find_those_not_listed() {
     std::error_code error;
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(settings_.mount, error))
-      if (std::string name = entry.path().filename().string();
+    const std::filesystem::directory_iterator end;
+    for (std::filesystem::directory_iterator at(settings_.mount, error); !error && at != end;
+         at.increment(error))
+      if (std::string name = at->path().filename().string();
           name != ".ptc" && !jobs_.contains(name))
         names.push_back(std::move(name));
     for (const std::string& name : names) {

@@ -447,10 +447,9 @@ void LiveJob::save_the_layout() {
     write();
     saved = save_layout(directory_, wanted);
     // Its ranks may be too many for the batch that it had.
-    const uint64_t batch = batch_of(directory_);
-    if (saved.has_error() && saved.error().code() == Code::kInvalidArgument && batch != 0 &&
-        batch != point.batch && save_batch(directory_, point.batch).has_value())
-      saved = save_layout(directory_, wanted);
+    if (saved.has_error() && saved.error().code() == Code::kInvalidArgument)
+      if (const uint64_t batch = batch_of(directory_); batch != 0 && batch != point.batch)
+        if (save_batch(directory_, point.batch)) saved = save_layout(directory_, wanted);
   }
   if (saved.has_value()) {
     record_.layout_before.reset();

@@ -57,15 +57,17 @@ std::string time_of_start(pid_t pid) {
 bool has_living_member(pid_t group) {
   if (::kill(-group, 0) != 0) return false;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
+  const std::filesystem::directory_iterator end;
+  for (std::filesystem::directory_iterator at("/proc", error); !error && at != end;
+       at.increment(error)) {
+    const std::string name = at->path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const auto stat = read_text_file(AT_FDCWD, "/proc/" + name + "/stat", kMostOfProc);
-    const size_t at = stat.has_value() ? stat.value().rfind(')') : std::string::npos;
+    const size_t behind = stat.has_value() ? stat.value().rfind(')') : std::string::npos;
     char state = 'Z';
     int parent = 0, of = 0;
-    if (at != std::string::npos &&
-        std::sscanf(stat.value().c_str() + at + 1, " %c %d %d", &state, &parent, &of) == 3 &&
+    if (behind != std::string::npos &&
+        std::sscanf(stat.value().c_str() + behind + 1, " %c %d %d", &state, &parent, &of) == 3 &&
         of == group && state != 'Z' && state != 'X')
       return true;
   }

@@ -35,7 +35,7 @@ class Worker {
   static Result<Worker> prepare(const WorkerCommand& command);
   void go();
   /// The one that had this number and began at that time, as started_at() said, or what it has left
-  /// of its group; none: all have ended.
+  /// of its group (which, where it was asked to end, is asked once more); none: all have ended.
   static std::optional<Worker> find(pid_t pid, const std::string& started_at,
                                     bool was_asked_to_end = false);
 
