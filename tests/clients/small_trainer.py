@@ -3,7 +3,7 @@
     small_trainer.py LOG STEP_SECONDS [FAULT]
 
 A line of LOG for each start and end. FAULT: crash (at once), hang (consumes nothing), deaf (no SIGTERM), early (ends with 0
-before all is consumed).
+before all is consumed), stays (does not end until it is asked to).
 """
 import json
 import os
@@ -43,6 +43,8 @@ def main():
         consumed = min(consumed + batch, total)
         with open(os.path.join(job, "dataset/consumed"), "w", encoding="utf-8") as file:
             file.write(str(consumed))
+    while fault == "stays" and not asked:
+        time.sleep(pause)
     name = f"at{consumed:06}"
     if not os.path.exists(os.path.join(job, "checkpoints", name)):
         models.Llama().write_hf(os.path.join(job, "incoming", name, "rank/0"))

@@ -135,6 +135,40 @@ class Found(CarriedOut):
         self.wait_until_all_is_done()
         self.check_story(full, other)
 
+    def test_who_has_consumed_all_and_does_not_end_is_asked_to(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.005", "stays"], {"stops_within": 2}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertIn("it does not end: it is asked to", self.said())
+        self.assertTrue(self.of_job(job, "end")[0]["asked"])
+
+    def test_a_done_one_with_more_samples_goes_on(self):
+        """Though they were raised while no autoscaler ran; its data set has no more, which it says again."""
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.005"], {}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        jobs = json.loads(mount.read_text(self.path("jobs.json")))
+        jobs["jobs"][0]["samples"] = 800
+        self.write("jobs.json", json.dumps(jobs))
+        self.begin()
+        self.wait_for(lambda: len(self.of_job(job, "start")) >= 2)
+
+    @unittest.skipUnless(os.getuid() == 0, "only root gives files away")
+    def test_what_another_user_runs_is_not_started_beside_it(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1"], {}))
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.running.send_signal(signal.SIGINT)
+        self.running.wait(timeout=PATIENCE)
+        os.chown(job.file("autoscale.json"), 41001, 41001)
+        self.begin()
+        self.wait_for(lambda: "which another user has started" in self.said())
+        time.sleep(1)
+        self.assertEqual(len(self.of_job(job, "start")), 1)
+
 
 if __name__ == "__main__":
     mount.main()
