@@ -22,9 +22,9 @@
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/carry_out.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
-#include "tools/ptc/top_view.h"
 
 namespace ptc::cli {
 namespace {

@@ -11,6 +11,8 @@
 
 #include "store/base/file.h"
 #include "store/base/size_text.h"
+#include "tools/planner/profile/input.h"
+#include "tools/planner/run/record.h"
 #include "tools/ptc/fields.h"
 
 namespace ptc::cli {
@@ -245,6 +247,28 @@ std::string settled_text(const JobStatus& status) {
                         format_duration(real_field(last, "seconds")));
   }
   return text;
+}
+
+std::string autoscale_text(const std::string& job_dir) {
+  const auto record = planner::read_record(job_dir);
+  if (!record) return "";
+  using State = planner::LiveState;
+  std::string line(planner::state_word(record->state));
+  if (record->state == State::kByHand) line = "left alone";
+  else if (record->state != State::kDone && record->state != State::kGivenUp) line = "it " + line;
+  if (record->has)
+    line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
+                        record->has->batch, record->has->way);
+  const std::string waits = text_field(record->decision, "waits");
+  const bool says_for_what = record->state == State::kWaits && !waits.empty();
+  if (says_for_what) line += " for " + waits;
+  if (!record->remark.empty()) line += (says_for_what ? "; " : ": ") + record->remark;
+  const std::string why = text_field(record->decision, "why");
+  if (!why.empty() && record->has)
+    line += fmt::format(
+        "; {} before, and now these because {}",
+        planner::counted(number_field(object_field(record->decision, "from"), "gpus"), "GPU"), why);
+  return line;
 }
 
 }  // namespace ptc::cli

@@ -86,4 +86,8 @@ Result<JobStatus> wait_until_settled(const Target& target, double timeout_second
 /// One or two sentences on how it settled, as `ptc wait` prints them.
 std::string settled_text(const JobStatus& status);
 
+/// "it runs on 2 GPUs with batch 8 (…); 1 GPU before, and now these because b has ended"; "": no
+/// autoscaler has the job.
+std::string autoscale_text(const std::string& job_dir);
+
 }  // namespace ptc::cli

@@ -13,7 +13,6 @@
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/leftovers.h"
 #include "tools/ptc/mount.h"
-#include "tools/ptc/top_view.h"
 
 namespace ptc::cli {
 namespace {

@@ -4,8 +4,6 @@
 #include <optional>
 
 #include "store/base/size_text.h"
-#include "tools/planner/profile/input.h"
-#include "tools/planner/run/record.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/progress.h"
 #include "tools/ptc/text.h"
@@ -147,28 +145,6 @@ class View {
 };
 
 }  // namespace
-
-std::string autoscale_text(const std::string& job_dir) {
-  const auto record = planner::read_record(job_dir);
-  if (!record) return "";
-  using State = planner::LiveState;
-  std::string line(planner::state_word(record->state));
-  if (record->state == State::kByHand) line = "left alone";
-  else if (record->state != State::kDone && record->state != State::kGivenUp) line = "it " + line;
-  if (record->has)
-    line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
-                        record->has->batch, record->has->way);
-  const std::string waits = text_field(record->decision, "waits");
-  const bool says_for_what = record->state == State::kWaits && !waits.empty();
-  if (says_for_what) line += " for " + waits;
-  if (!record->remark.empty()) line += (says_for_what ? "; " : ": ") + record->remark;
-  const std::string why = text_field(record->decision, "why");
-  if (!why.empty() && record->has)
-    line += fmt::format(
-        "; {} before, and now these because {}",
-        planner::counted(number_field(object_field(record->decision, "from"), "gpus"), "GPU"), why);
-  return line;
-}
 
 Result<TopSample> read_top_sample(const std::string& mount) {
   TopSample sample{.mount = mount};

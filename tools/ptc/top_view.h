@@ -21,10 +21,6 @@ struct TopSample {
   std::chrono::steady_clock::time_point taken;
 };
 
-/// "it runs on 2 GPUs with batch 8 (…); 1 GPU before, and now these because b has ended"; "": no
-/// autoscaler has the job.
-std::string autoscale_text(const std::string& job_dir);
-
 Result<TopSample> read_top_sample(const std::string& mount);
 
 /// Lines of at most `width` columns (≥ 20), the mount first, then the jobs. Rates are over the time
