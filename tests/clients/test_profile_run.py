@@ -113,11 +113,13 @@ class ProfileRun(unittest.TestCase):
                 ("lie-time", 'print(\'{"iteration_s": -1}\')', "its iteration_s is no time"),
                 ("lie-json", 'print("fast!")', "it printed no JSON object: 'fast!'"),
                 ("much", 'print("x" * (3 << 20))', "it printed no JSON object: "),
+                ("endless", 'while True: print("x" * (1 << 20))', "it printed more than 64 MiB"),
+                ("endless-errors", 'while True: print("x" * (1 << 20), file=sys.stderr)', "it printed more than 64 MiB"),
                 ("silent", "", "it printed nothing"),
                 ("none", 'print(\'{"none": "out of memory"}\')', "out of memory")):
             self.technique(name, text)
             self.jobs({"batch": 16}, gpus=1)
-            told = self.run_it("--technique", name, "--within", "1")
+            told = self.run_it("--technique", name, "--within", "1" if name == "hang" else "30")
             with self.subTest(name):
                 self.assertIn(f"m {name} on 1 GPU, batch 16: none: {why}", told)
                 row = [one for one in self.rows() if one["technique"] == name][0]
@@ -128,7 +130,7 @@ class ProfileRun(unittest.TestCase):
         self.assertIn("1 trial now, 0 of them", self.run_it("--technique", "none", "--again"))
 
     def test_what_it_forks_goes_too(self):
-        self.technique("fork", 'child = os.fork()\nif child == 0:\n    time.sleep(1000)\nopen("child", "w").write(str(child))\n'
+        self.technique("fork", 'child = os.fork()\nif child == 0:\n    os.setsid()\n    time.sleep(1000)\nopen("child", "w").write(str(child))\n'
                                'print(\'{"iteration_s": 1}\', flush=True)\n')
         self.jobs({"batch": 16}, gpus=1)
         self.run_it()
@@ -137,6 +139,15 @@ class ProfileRun(unittest.TestCase):
         while os.path.exists(f"/proc/{child}") and mount.read_text(f"/proc/{child}/stat").rsplit(")", 1)[1].split()[0] != "Z":
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
+
+    def test_what_is_modelled_was_not_tried(self):
+        self.technique("good", 'print(json.dumps({"dp": asked["gpus"], "iteration_s": 8 / asked["gpus"]}))\n')
+        self.jobs({"batch": 16}, gpus=2)
+        self.write("profiles.csv", "model,technique,batch,tp,pp,dp,device,iteration_s,origin\nm,good,16,1,1,1,A9,7,measured\n"
+                                   "m,good,16,1,1,2,A9,3.5,modelled\nm,good,16,1,1,2,B9,3,modelled\n")
+        self.assertIn("1 trial now, 0 of them without a time; 3 in all", self.run_it())
+        self.assertEqual([(row["dp"], row["device"], row["iteration_s"], row["origin"]) for row in self.rows()],
+                         [("1", "A9", "7", "measured"), ("2", "B9", "3", "modelled"), ("2", "A9", "4", "measured")])
 
     def test_a_killed_one_goes_on(self):
         self.technique("slow", 'time.sleep(0.2)\nprint(json.dumps({"dp": asked["gpus"], "iteration_s": 1}))\n')

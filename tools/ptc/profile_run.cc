@@ -116,6 +116,11 @@ Result<int> run_profile_run(const ProfileRunOptions& options) {
   const auto on_trial = [&](const planner::Trial& trial, planner::ProfileRow row,
                             const std::string& none) -> Result<> {
     row.device = device;
+    std::erase_if(rows, [&](const planner::ProfileRow& computed) {
+      return computed.is_computed() && computed.model == row.model && computed.batch == row.batch &&
+             computed.device == row.device && computed.gpus == row.gpus &&
+             computed.technique == row.technique;
+    });
     rows.push_back(row);
     PTC_TRY(write_file_atomically(AT_FDCWD, output, planner::profiles_csv(rows)));
     had_none += !none.empty();

@@ -1,57 +1,23 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <random>
-#include <thread>
 
+#include "tests/store/temp_dir.h"
 #include "tools/planner/elastic/autoscaler.h"
 #include "tools/planner/elastic/placement.h"
 #include "tools/planner/price/prices.h"
 #include "tools/planner/run/mounted_job.h"
 #include "tools/planner/run/pace.h"
 #include "tools/planner/run/record.h"
-#include "tools/planner/run/worker.h"
 
 namespace ptc::planner {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-/// A directory of its own, which goes with it.
-class Scratch {
- public:
-  Scratch() : path_(std::filesystem::temp_directory_path() / "ptcfs-run-test-XXXXXX") {
-    std::string name = path_.string();
-    path_ = ::mkdtemp(name.data());
-  }
-  Scratch(const Scratch&) = delete;
-  ~Scratch() { std::filesystem::remove_all(path_); }
-  std::string path(const std::string& name = "") const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-Worker::Ended wait_for(Worker& worker) {
-  for (;;) {
-    if (const auto how = worker.ended()) return *how;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-}
-
-void wait_for_text(const std::string& path, const std::string& text) {
-  while (text_of(path).find(text) == std::string::npos)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-}
 
 TEST(Prices, AreOfThePartsOfAChange) {
   const Prices prices({2, 3, 100, 400});
@@ -158,16 +124,15 @@ TEST(Pace, IsMeasuredAnewWhereRanksGoOnFromACheckpoint) {
 }
 
 TEST(JobRecord, ComesBackAsItWas) {
-  const Scratch scratch;
-  EXPECT_FALSE(read_record(scratch.path()));
+  const TempDir scratch;
+  EXPECT_FALSE(read_record(scratch.file("")));
   JobRecord record;
   record.state = LiveState::kStops;
   record.has = CurvePoint{4, 12.5, 64, "ddp tp2-pp1-dp2", 0, 2, 1, 2, "ddp"};
   record.devices = {"w0:0", "w0:1", "w1:0", "w1:1"};
   record.layout = json::object{{"tp", 2}, {"devices", {"w0:0"}}};
   record.layout_before = json::object{{"tp", 1}};
-  record.pid = 17;
-  record.started_at = "boot 5";
+  record.worker = {17, "boot 5", "a mark"};
   record.was_asked_to_end = true;
   record.costs = ChangeCosts{1, 2, 3, 4};
   record.changes = 9;
@@ -177,8 +142,8 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_EQ(record.note_slowness(*record.has, 3), 0);
   EXPECT_EQ(record.note_slowness(other, 1.5), 0);  // it has moved, and is as fast as it should be
   record.remark = "so it is";
-  ASSERT_TRUE(write_record(scratch.path(), record));
-  const auto read = read_record(scratch.path());
+  ASSERT_TRUE(write_record(scratch.file(""), record));
+  const auto read = read_record(scratch.file(""));
   ASSERT_TRUE(read);
   EXPECT_EQ(read->state, record.state);
   EXPECT_TRUE(read->has && read->has->is_as(*record.has));
@@ -187,8 +152,9 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_EQ(read->devices, record.devices);
   EXPECT_EQ(*read->layout, *record.layout);
   EXPECT_EQ(*read->layout_before, *record.layout_before);
-  EXPECT_EQ(read->pid, 17);
-  EXPECT_EQ(read->started_at, record.started_at);
+  EXPECT_EQ(read->worker.pid, record.worker.pid);
+  EXPECT_EQ(read->worker.started_at, record.worker.started_at);
+  EXPECT_EQ(read->worker.mark, record.worker.mark);
   EXPECT_TRUE(read->was_asked_to_end);
   EXPECT_DOUBLE_EQ(read->costs->link, 3);
   EXPECT_EQ(read->changes, 9u);
@@ -199,16 +165,16 @@ TEST(JobRecord, ComesBackAsItWas) {
   EXPECT_EQ(read->slowness_of(never), 1.5);
   EXPECT_EQ(read->remark, record.remark);
   EXPECT_TRUE(read->is_own);
-  ASSERT_EQ(::chmod(scratch.path("autoscale.json").c_str(), 0666), 0);
-  EXPECT_FALSE(read_record(scratch.path())->is_own) << "anybody could have written it";
-  std::filesystem::rename(scratch.path("autoscale.json"), scratch.path("other"));
-  std::filesystem::create_symlink("other", scratch.path("autoscale.json"));
-  EXPECT_FALSE(read_record(scratch.path()));
-  std::filesystem::remove(scratch.path("autoscale.json"));
+  ASSERT_EQ(::chmod(scratch.file("autoscale.json").c_str(), 0666), 0);
+  EXPECT_FALSE(read_record(scratch.file(""))->is_own) << "anybody could have written it";
+  std::filesystem::rename(scratch.file("autoscale.json"), scratch.file("other"));
+  std::filesystem::create_symlink("other", scratch.file("autoscale.json"));
+  EXPECT_FALSE(read_record(scratch.file("")));
+  std::filesystem::remove(scratch.file("autoscale.json"));
   for (const char* odd : {"", "{", "[]", "{}", R"({"format": "ptc-autoscale/1"})",
                           R"({"format": "ptc-autoscale/1", "state": "sings"})"}) {
-    std::ofstream(scratch.path("autoscale.json")) << odd;
-    EXPECT_FALSE(read_record(scratch.path())) << odd;
+    std::ofstream(scratch.file("autoscale.json")) << odd;
+    EXPECT_FALSE(read_record(scratch.file(""))) << odd;
   }
 }
 
@@ -231,156 +197,6 @@ TEST(LayoutOfPoint, KeepsWhatItsUserSetBeside) {
   const auto with_cp = layout_of_point({{"cp", 2}}, point, {});
   ASSERT_FALSE(with_cp);
   EXPECT_THAT(with_cp.error().message(), HasSubstr("\"cp\": 2"));
-}
-
-TEST(Worker, HasWhatItIsGivenAndTellsHowItEnded) {
-  const Scratch scratch;
-  auto started = Worker::start({{"sh", "-c", "echo $PTC_JOB in $PWD; exit 3"},
-                                scratch.path(),
-                                scratch.path("log"),
-                                {{"PTC_JOB", "here"}}});
-  ASSERT_TRUE(started);
-  EXPECT_EQ(wait_for(started.value()).status, 3);
-  const std::string there = std::filesystem::canonical(scratch.path(".")).string();
-  EXPECT_EQ(text_of(scratch.path("log")), "here in " + there + "\n");
-  const auto missing = Worker::start({{"./none"}, scratch.path(), scratch.path("log"), {}});
-  ASSERT_FALSE(missing);
-  EXPECT_THAT(missing.error().message(), HasSubstr("starting ./none in " + scratch.path()));
-}
-
-TEST(Worker, WaitsUntilItIsWrittenDown) {
-  const Scratch scratch;
-  const WorkerCommand command{
-      {"sh", "-c", "echo here $0; exit 5", "it"}, scratch.path(), scratch.path("log"), {}};
-  {
-    auto prepared = Worker::prepare(command);
-    ASSERT_TRUE(prepared);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    EXPECT_EQ(text_of(scratch.path("log")), "");
-    auto found = Worker::find(prepared.value().pid(), prepared.value().started_at());
-    ASSERT_TRUE(found);
-    prepared.value().go();
-    EXPECT_EQ(wait_for(prepared.value()).status, 5);
-    EXPECT_EQ(text_of(scratch.path("log")), "here it\n");
-    EXPECT_TRUE(found->ended());
-  }
-  std::filesystem::remove(scratch.path("log"));
-  std::optional<Worker> found;
-  {
-    auto prepared = Worker::prepare(command);
-    ASSERT_TRUE(prepared);
-    found = Worker::find(prepared.value().pid(), prepared.value().started_at());
-    ASSERT_TRUE(found);
-  }  // as if this process had ended
-  wait_for(*found);
-  EXPECT_EQ(text_of(scratch.path("log")), "");
-  WorkerCommand missing = command;
-  for (const char* name : {"./none", "no-such-program-at-all", "/"}) {
-    missing.command = {name};
-    const auto prepared = Worker::prepare(missing);
-    ASSERT_FALSE(prepared) << name;
-    EXPECT_THAT(prepared.error().message(), HasSubstr("there is no such program"));
-  }
-}
-
-TEST(Worker, IsFoundAgainAndNobodyElseIs) {
-  const Scratch scratch;
-  auto started = Worker::start(
-      {{"sh", "-c", "trap 'echo asked; exit 9' TERM; echo there; while :; do sleep 0.05; done"},
-       scratch.path(),
-       scratch.path("log"),
-       {}});
-  ASSERT_TRUE(started);
-  Worker& worker = started.value();
-  wait_for_text(scratch.path("log"), "there");
-  EXPECT_FALSE(Worker::find(worker.pid(), worker.started_at() + "1"));
-  EXPECT_FALSE(Worker::find(worker.pid(), ""));
-  auto found = Worker::find(worker.pid(), worker.started_at());
-  ASSERT_TRUE(found);
-  EXPECT_FALSE(found->ended());
-  found->ask_to_end();
-  EXPECT_EQ(wait_for(worker).status, 9);
-  EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("asked"));
-  const auto how = found->ended();
-  ASSERT_TRUE(how);
-  EXPECT_FALSE(how->status);
-}
-
-/// As "./train.sh" that runs a trainer, and hands no signal on; the trainer is there.
-Worker start_shell_and_trainer(const Scratch& scratch) {
-  auto started = Worker::start(
-      {{"sh", "-c",
-        "sh -c \"trap 'sleep 0.3; echo saved; exit 0' TERM; echo there; while :; do sleep 0.05; "
-        "done\"; exit 1"},
-       scratch.path(),
-       scratch.path("log"),
-       {}});
-  EXPECT_TRUE(started);
-  wait_for_text(scratch.path("log"), "there");
-  return std::move(started).value();
-}
-
-TEST(Worker, LetsWhomAShellLeavesBehindSave) {
-  const Scratch scratch;
-  Worker started = start_shell_and_trainer(scratch);
-  started.ask_to_end();
-  EXPECT_EQ(wait_for(started).status, 128 + SIGTERM);
-  EXPECT_THAT(text_of(scratch.path("log")), HasSubstr("saved"));
-}
-
-/// Though the command itself has ended, and who had started it: nobody is started beside them.
-TEST(Worker, FindsWhomAShellHasLeftBehind) {
-  const Scratch scratch;
-  Worker started = start_shell_and_trainer(scratch);
-  ::kill(started.pid(), SIGKILL);
-  wait_for_text("/proc/" + std::to_string(started.pid()) + "/stat", ") Z");
-  auto found = Worker::find(started.pid(), started.started_at(), true);
-  ASSERT_TRUE(found);
-  EXPECT_FALSE(found->ended());
-  wait_for_text(scratch.path("log"), "saved");
-  started.kill();
-  wait_for(started);
-  wait_for(*found);
-  EXPECT_FALSE(Worker::find(started.pid(), started.started_at(), true));
-}
-
-/// Whoever was found again may have ended and left its ranks.
-TEST(Worker, KillsTheGroupOfOneThatWasFound) {
-  const Scratch scratch;
-  auto started = Worker::start({{"sh", "-c", "sh -c 'echo there $$; exec sleep 1000' & wait"},
-                                scratch.path(),
-                                scratch.path("log"),
-                                {}});
-  ASSERT_TRUE(started);
-  wait_for_text(scratch.path("log"), "there");
-  auto found = Worker::find(started.value().pid(), started.value().started_at());
-  ASSERT_TRUE(found);
-  ::kill(started.value().pid(), SIGKILL);
-  wait_for(*found);
-  const std::string child = text_of(scratch.path("log")).substr(6);
-  const std::string stat = text_of("/proc/" + std::to_string(std::stoi(child)) + "/stat");
-  EXPECT_TRUE(stat.empty() || stat.find(") Z") != std::string::npos) << stat;
-  wait_for(started.value());
-}
-
-TEST(Worker, IsNoProcessThatLeadsNoSession) {
-  EXPECT_FALSE(Worker::find(1, "x 1"));
-  EXPECT_FALSE(Worker::find(0, "x 1"));
-  EXPECT_FALSE(Worker::find(-1, "x 1"));
-}
-
-TEST(Worker, LeavesNobodyBehind) {
-  const Scratch scratch;
-  auto started = Worker::start(
-      {{"sh", "-c", "sleep 1000 & echo $!; exit 0"}, scratch.path(), scratch.path("log"), {}});
-  ASSERT_TRUE(started);
-  wait_for(started.value());
-  const auto child = static_cast<pid_t>(std::stol(text_of(scratch.path("log"))));
-  // It is somebody else's to reap; until then it is a zombie.
-  const std::string stat = "/proc/" + std::to_string(child) + "/stat";
-  for (int i = 0; i < 500 && text_of(stat).find(") S") != std::string::npos; ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  EXPECT_EQ(text_of(stat).find(") S"), std::string::npos);
 }
 
 }  // namespace

@@ -33,7 +33,9 @@ using Clock = std::chrono::steady_clock;
 constexpr off_t kMostOfAnAnswer = 64 << 10;
 constexpr size_t kMostOfAReason = 300;
 constexpr uint64_t kMostPeak = uint64_t{1} << 50;  // bytes
+constexpr off_t kMostPrinted = 64 << 20;           // of each of its files
 constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr auto kDies = std::chrono::seconds(10);  // who is killed, within
 
 /// The end of a file, however long it is.
 std::string end_of(const std::string& path) {
@@ -95,7 +97,8 @@ struct UnderWay {
   Worker worker;
   Clock::time_point until;
   std::string answer;
-  bool is_late = false;
+  std::string killed_for = {};
+  Clock::time_point killed_at = {};
 };
 
 class Runner {
@@ -105,10 +108,10 @@ class Runner {
     for (uint32_t gpu = 0; gpu < settings.gpus; ++gpu) free_.insert(gpu);
   }
   ~Runner() {
-    for (UnderWay& one : under_way_) {
-      one.worker.kill();
-      while (!one.worker.ended()) std::this_thread::sleep_for(kLook);
-    }
+    for (UnderWay& one : under_way_) one.worker.kill();
+    const auto until = Clock::now() + kDies;
+    for (UnderWay& one : under_way_)
+      while (!one.worker.ended() && Clock::now() < until) std::this_thread::sleep_for(kLook);
   }
 
   Result<> run(const std::vector<Trial>& trials, const std::function<bool()>& is_stopped) {
@@ -124,6 +127,13 @@ class Runner {
         one = left.erase(one);
       }
       PTC_TRY(look());
+      if (under_way_.empty() && !left.empty() && free_.size() < settings_.gpus &&
+          std::all_of(left.begin(), left.end(),
+                      [&](const Trial* one) { return one->gpus > free_.size(); }))
+        return make_error(Code::kUnavailable,
+                          "{} left, and {} of {} GPUs are taken by trials that cannot be killed",
+                          counted(left.size(), "trial") + (left.size() == 1 ? " is" : " are"),
+                          settings_.gpus - free_.size(), settings_.gpus);
       std::this_thread::sleep_for(kLook);
     }
     return ok();
@@ -161,24 +171,39 @@ class Runner {
     return ok();
   }
 
+  /// Why it is to be killed; "": it may go on.
+  std::string too_much(const UnderWay& one) const {
+    if (Clock::now() >= one.until)
+      return fmt::format("it took more than {:g} s", settings_.within_s);
+    for (const char* ending : {".out", ".log"})
+      if (struct stat facts = {};
+          ::stat((one.answer + ending).c_str(), &facts) == 0 && facts.st_size > kMostPrinted)
+        return fmt::format("it printed more than {} MiB", kMostPrinted >> 20);
+    return "";
+  }
+
   Result<> look() {
     for (auto one = under_way_.begin(); one != under_way_.end();) {
       const auto how = one->worker.ended();
-      if (!how) {
-        if (!one->is_late && Clock::now() >= one->until) {
-          one->is_late = true;
+      if (!how && one->killed_for.empty()) {
+        one->killed_for = too_much(*one);
+        if (!one->killed_for.empty()) {
+          one->killed_at = Clock::now();
           one->worker.kill();
         }
+      }
+      const bool stays = !how && !one->killed_for.empty() && Clock::now() - one->killed_at > kDies;
+      if (!how && !stays) {
         ++one;
         continue;
       }
-      free_.insert(one->gpus.begin(), one->gpus.end());
-      std::string none;
-      const int status = how->status.value_or(0);
-      if (one->is_late) none = fmt::format("it took more than {:g} s", settings_.within_s);
-      else if (status > 128) none = fmt::format("it was ended by signal {}", status - 128);
-      else if (status != 0) none = fmt::format("it ended with exit status {}", status);
-      if (!none.empty() && !one->is_late) {
+      std::string none = one->killed_for;
+      if (stays) none += fmt::format(", and cannot be killed ({})", pids_of(one->worker));
+      else free_.insert(one->gpus.begin(), one->gpus.end());
+      const int status = how ? how->status.value_or(0) : 0;
+      if (none.empty() && status != 0) {
+        none = status > 128 ? fmt::format("it was ended by signal {}", status - 128)
+                            : fmt::format("it ended with exit status {}", status);
         const std::string said = last_line(end_of(one->answer + ".log"));
         if (!said.empty()) none += ": " + ptc::quoted(said);
       }
@@ -188,6 +213,12 @@ class Runner {
       for (const char* ending : {".in", ".out", ".log"}) ::unlink((ended.answer + ending).c_str());
     }
     return ok();
+  }
+
+  static std::string pids_of(const Worker& worker) {
+    const std::vector<pid_t> there = worker.members();
+    return fmt::format("{} {}", there.size() == 1 ? "process" : "processes",
+                       fmt::join(there, ", "));
   }
 
   Result<> tell(const Trial& trial, std::string none, const std::string& answer) {
@@ -252,7 +283,8 @@ Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
       model.batches.insert(batch);
   }
   std::set<std::tuple<std::string, std::string, uint64_t, uint32_t>> done;
-  for (const ProfileRow& row : known) done.insert({row.model, row.technique, row.batch, row.gpus});
+  for (const ProfileRow& row : known)
+    if (!row.is_computed()) done.insert({row.model, row.technique, row.batch, row.gpus});
   std::vector<uint32_t> counts;
   for (uint32_t gpus = 1; gpus < most_gpus; gpus *= 2) counts.push_back(gpus);
   counts.push_back(most_gpus);

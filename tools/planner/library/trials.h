@@ -7,8 +7,9 @@
 //   out  {"tp": 1, "pp": 1, "dp": 2, "iteration_s": 0.41, "peak_bytes": 7000000000}
 //        {"none": "why it cannot be had"}
 //
-// Its last line counts; whatever it prints before goes nowhere. Where it crashes, hangs, or says
-// what cannot be, there is none, and why. `NAME execute` trains a job: ../README.md.
+// Its last line counts; whatever it prints before goes nowhere. Where it crashes, hangs, prints
+// without end or says what cannot be, there is none, and why. `NAME execute` trains a job:
+// ../README.md.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -35,8 +36,8 @@ struct Trial {
 Result<std::vector<std::string>> techniques_in(const std::string& library);
 
 /// What is to be tried for these jobs: each model once, with batches from its least to its most and
-/// 1, 2, 4 … `most_gpus` GPUs, and what `known` has not. kInvalidArgument: a job does not say its
-/// batches, or two jobs with one model say different things to try.
+/// 1, 2, 4 … `most_gpus` GPUs, and what `known` has no trial of. kInvalidArgument: a job does not
+/// say its batches, or two jobs with one model say different things to try.
 Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
                                      const std::vector<std::string>& techniques, uint32_t most_gpus,
                                      const std::vector<ProfileRow>& known);

@@ -107,9 +107,7 @@ class Fitter {
     for (const ProfileRow& row : rows) {
       most_gpus_ = std::max(most_gpus_, row.gpus);
       per_node_ = std::max(per_node_, row.gpus_per_node);
-      if (!row.iteration_s || row.accumulation != 1 || row.origin == kModelled ||
-          row.origin == "interpolated")
-        continue;
+      if (!row.iteration_s || row.accumulation != 1 || row.is_computed()) continue;
       batches_[row.model].insert(row.batch);
       ways_[{row.model, row.technique, row.device, row.tp, row.pp}].push_back(&row);
     }

@@ -144,6 +144,8 @@ class Reader {
 
 }  // namespace
 
+bool ProfileRow::is_computed() const { return origin == "modelled" || origin == "interpolated"; }
+
 std::string ProfileRow::way() const {
   return fmt::format("{}{}tp{}-pp{}-dp{}{}", technique, technique.empty() ? "" : " ", tp, pp, dp,
                      accumulation == 1 ? "" : fmt::format(", {} steps", accumulation));

@@ -35,7 +35,7 @@ struct ProfileRow {
   std::string model;
   std::string technique;  // "ddp", "fsdp", …; may be empty
   std::string device;     // what was measured on; may be empty
-  std::string origin;     // "measured", "modelled", or who says so
+  std::string origin;     // "measured", "modelled", "interpolated", or who says so
   uint64_t batch = 0;     // samples of an iteration, of all ranks
   uint32_t tp = 1, pp = 1, dp = 1;
   uint32_t gpus = 1;                  // tp × pp × dp
@@ -46,6 +46,8 @@ struct ProfileRow {
 
   /// "tp2-pp1-dp4", "ddp tp1-pp1-dp4", or with accumulated gradients "ddp tp1-pp1-dp4, 2 steps".
   std::string way() const;
+  /// From other rows: nobody has tried it.
+  bool is_computed() const;
 };
 
 /// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in the form above. `remarks`

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -27,7 +28,9 @@ namespace {
 constexpr auto kStep = std::chrono::milliseconds(50);
 constexpr double kLooks = 0.5;  // seconds between looks at the mount
 constexpr double kPatienceWithNodes = 2;
-constexpr double kTogether = 0.2;  // what happens within this is one reason to decide
+constexpr double kTogether = 0.2;               // what happens within this is one reason to decide
+constexpr double kAsks = 2, kAsksAStep = 0.05;  // for what changes would move
+constexpr double kAskAgain = 1;                 // of a mount that does not answer
 constexpr auto kLockPatience = std::chrono::milliseconds(0);
 
 /// Which version of a file it is: a rename over it has another inode.
@@ -106,6 +109,7 @@ class LiveCluster : public LiveJobs {
         continue;
       }
       for (LiveJob* job : in_order()) job->step();
+      ask_what_is_left();
       const bool is_time = now() - decided >= settings_.every_s;
       if (is_time || (!reasons_.empty() && now() - reason_at_ >= kTogether)) {
         if (reasons_.empty())
@@ -196,15 +200,42 @@ class LiveCluster : public LiveJobs {
   }
 
  private:
-  /// The dry run of ptcfs itself. It depends on the shapes and on both layouts alone.
+  /// The dry run of ptcfs itself. It depends on the shapes and on both layouts alone. Where there
+  /// is no time to ask, it is the most of those that are known of the job.
   Result<Movement> known_movement(const LiveJob& job, const CurvePoint& point) {
     if (!job.seen() || job.seen()->checkpoint.empty()) return Movement{};
-    const std::string key =
-        fmt::format("{} {} {} {}", job.spec().name, job.seen()->in_force, point.way, point.gpus);
-    if (const auto found = movements_.find(key); found != movements_.end()) return found->second;
-    PTC_TRY(const Movement movement, movement_to(uses_.ask, job.spec().name, *job.seen(), point));
-    movements_[key] = movement;
+    Movements& of_job = movements_[job.spec().name];
+    if (of_job.from != job.seen()->in_force) of_job = {job.seen()->in_force, {}};
+    const std::string key = fmt::format("{} {}", point.way, point.gpus);
+    if (const auto found = of_job.to.find(key); found != of_job.to.end()) return found->second;
+    if (!of_job.to.empty() && now() >= asks_until_) {
+      asks_are_left_ = true;
+      const auto by_bytes = [](const auto& a, const auto& b) {
+        return a.second.moved < b.second.moved;
+      };
+      return std::max_element(of_job.to.begin(), of_job.to.end(), by_bytes)->second;
+    }
+    if (unanswered_ && now() - unanswered_at_ < kAskAgain) return *unanswered_;
+    unanswered_.reset();
+    auto movement = movement_to(uses_.ask, job.spec().name, *job.seen(), point);
+    if (movement.has_value()) {
+      of_job.to[key] = movement.value();
+    } else if (movement.error().code() != Code::kInvalidArgument) {
+      unanswered_ = movement.error();
+      unanswered_at_ = now();
+    }
     return movement;
+  }
+
+  /// For what the last decision had no time. What cannot be planned is refused then, too.
+  void ask_what_is_left() {
+    if (!asks_are_left_) return;
+    asks_are_left_ = false;
+    asks_until_ = now() + kAsksAStep;
+    for (LiveJob* job : in_order())
+      if (job->is_decided_for()) refuse_what_cannot_be_planned(*job);
+    asks_until_ = std::numeric_limits<double>::infinity();
+    if (!asks_are_left_) decide_soon("it is known by now what changes would move");
   }
 
   struct Checked {
@@ -320,7 +351,7 @@ class LiveCluster : public LiveJobs {
       const auto record = read_record(settings_.mount + "/" + name);
       // Of GPUs that this cluster does not have nothing is to be kept free.
       if (!record || !record->is_own || !places_of(record->devices) ||
-          !Worker::find(record->pid, record->started_at))
+          !Worker::find(record->worker))
         continue;
       JobToTrain spec;
       spec.name = name;
@@ -437,6 +468,7 @@ class LiveCluster : public LiveJobs {
 
   void decide_now() {
     std::vector<LiveJob*> jobs;
+    asks_until_ = now() + kAsks;
     for (LiveJob* job : in_order()) {
       job->try_refused_again();
       if (job->is_decided_for()) {
@@ -454,6 +486,7 @@ class LiveCluster : public LiveJobs {
     }
     std::vector<DecidedJob> decided;
     for (LiveJob* job : jobs) decided.push_back(as_decided(*job));
+    asks_until_ = std::numeric_limits<double>::infinity();
     const std::string why = fmt::format("{}", fmt::join(reasons_, "; "));
     ClusterNow cluster{from_.file.nodes, placement_, usable_to(jobs), why, held_by_others(jobs)};
     const std::vector<Wanted> wanted = decider_.decide(decided, cluster);
@@ -597,7 +630,15 @@ class LiveCluster : public LiveJobs {
   JobsAndProfiles from_;
   Placement placement_;
   Prices prices_;
-  std::map<std::string, Movement> movements_;
+  struct Movements {
+    std::string from;                    // the layout in force
+    std::map<std::string, Movement> to;  // by way and GPUs
+  };
+  std::map<std::string, Movements> movements_;  // by job
+  double asks_until_ = std::numeric_limits<double>::infinity();
+  bool asks_are_left_ = false;       // whom there was no time to ask for
+  std::optional<Error> unanswered_;  // the last one; and when
+  double unanswered_at_ = 0;
   std::map<std::string, std::unique_ptr<LiveJob>> jobs_;
   std::vector<LiveJob*> order_;  // as the file has them
   std::map<uint32_t, std::vector<OnNode>> wanted_places_;

@@ -200,19 +200,19 @@ void LiveJob::find_again(
   if (!record) return;
   if (!record->is_own) {
     all_.say(spec_.name, "its autoscale.json is somebody else's, and is not heeded");
-    if (!Worker::find(record->pid, record->started_at)) return;
+    if (!Worker::find(record->worker)) return;
     // Nor is it started beside that. What it says of GPUs is true of root's alone.
     if (const auto places = places_of(record->devices); places && record->owner == 0)
       holds_ = *places;
     record_.state = LiveState::kByHand;
     all_.say(spec_.name, fmt::format("process {} of it runs, which another user has started: it is "
                                      "left alone until \"{} --adopt {}\"",
-                                     record->pid, all_.command(), spec_.name));
+                                     record->worker.pid, all_.command(), spec_.name));
     return;
   }
   record_ = std::move(*record);
   if (record_.costs) all_.prices().restore(spec_.name, *record_.costs);
-  worker_ = Worker::find(record_.pid, record_.started_at, record_.was_asked_to_end);
+  worker_ = Worker::find(record_.worker, record_.was_asked_to_end);
   const double now = all_.now();
   since_ = progress_at_ = spawned_at_ = now;
   start_is_measured_ = true;
@@ -230,7 +230,7 @@ void LiveJob::find_again(
     all_.say(spec_.name, fmt::format("it runs already (process {})", worker_->pid()));
     return;
   }
-  record_.pid = 0;
+  record_.worker = {};
   const bool is_listed_again = state() == LiveState::kByHand && record_.was_removed;
   const bool asks_for_more =
       state() == LiveState::kDone && record_.samples > 0 && spec_.samples > record_.samples;
@@ -297,7 +297,7 @@ void LiveJob::release() {
   holds_.clear();
   record_.has.reset();
   record_.devices.clear();
-  record_.pid = 0;
+  record_.worker = {};
   record_.was_asked_to_end = false;
 }
 
@@ -342,15 +342,28 @@ void LiveJob::end_the_removed() {
     since_ = all_.now();
     worker_->ask_to_end();
   }
-  if (all_.now() - since_ > stops_within() && all_.now() - killed_at_ > kAgainKilled) {
-    killed_at_ = all_.now();
-    worker_->kill();
-  }
+  if (all_.now() - since_ > stops_within()) kill_it("", since_);
   if (!worker_->ended()) return;
   worker_.reset();
   forget_the_removed();
   seen_.reset();  // where another of its name is there, it is looked for anew
   all_.decide_soon(spec_.name + " was removed");
+}
+
+/// `since`: what it is killed for. Where it was for that already, it is said once who is there yet.
+void LiveJob::kill_it(const std::string& why, double since) {
+  if (all_.now() - killed_at_ <= kAgainKilled) return;
+  const bool is_first = killed_at_ <= since;
+  if (is_first && !why.empty()) all_.say(spec_.name, why);
+  if (is_first) survives_ = false;
+  killed_at_ = all_.now();
+  worker_->kill();
+  if (is_first || std::exchange(survives_, true)) return;
+  if (const auto there = worker_->members(); !there.empty())
+    all_.say(spec_.name,
+             fmt::format("of its processes {} were killed, and are there yet: they wait for a "
+                         "device or a file system that does not answer; its GPUs are not free",
+                         fmt::join(there, ", ")));
 }
 
 void LiveJob::renumber(
@@ -526,8 +539,7 @@ void LiveJob::start() {
     return;
   }
   worker_ = std::move(started).value();
-  record_.pid = worker_->pid();
-  record_.started_at = worker_->started_at();
+  record_.worker = worker_->id();
   record_.was_asked_to_end = false;
   ++record_.changes;
   spawned_at_ = progress_at_ = all_.now();
@@ -535,14 +547,15 @@ void LiveJob::start() {
   start_is_measured_ = false;
   pace_ = {};
   if (!enter(LiveState::kRuns)) {  // nobody would find it again
-    worker_.reset();               // it ends, for nobody says go
+    worker_->take_back();
+    worker_.reset();
     --record_.changes;
     wait_until_it_can_be_written();
     return;
   }
   worker_->go();
   all_.say(spec_.name, fmt::format("it runs on {} with batch {} (process {})",
-                                   fmt::join(record_.devices, " "), point.batch, record_.pid));
+                                   fmt::join(record_.devices, " "), point.batch, worker_->pid()));
 }
 
 /// What the start took: until now, but for what was trained meanwhile.
@@ -578,12 +591,10 @@ void LiveJob::step_runs() {
     return;
   }
   if (seen_ && spec_.run->progress_within_s && !is_consumed() &&
-      all_.now() - progress_at_ > *spec_.run->progress_within_s &&
-      all_.now() - killed_at_ > kAgainKilled) {
-    all_.say(spec_.name, fmt::format("nothing was consumed for {:.0f} s: it is killed",
-                                     all_.now() - progress_at_));
-    killed_at_ = all_.now();
-    worker_->kill();
+      all_.now() - progress_at_ > *spec_.run->progress_within_s) {
+    kill_it(
+        fmt::format("nothing was consumed for {:.0f} s: it is killed", all_.now() - progress_at_),
+        progress_at_);
     return;
   }
   if (!is_consumed()) consumed_since_ = 0;
@@ -609,14 +620,11 @@ void LiveJob::step_stops() {
   }
   const auto how = worker_ ? worker_->ended() : std::optional<Worker::Ended>(Worker::Ended{});
   if (!how) {
-    if (all_.now() - since_ > stops_within() && all_.now() - killed_at_ > kAgainKilled) {
-      all_.say(spec_.name,
-               fmt::format("it was asked to end {:.0f} s ago: it is killed, and goes on from its "
-                           "last checkpoint",
-                           all_.now() - since_));
-      killed_at_ = all_.now();
-      worker_->kill();
-    }
+    if (all_.now() - since_ > stops_within())
+      kill_it(fmt::format("it was asked to end {:.0f} s ago: it is killed, and goes on from its "
+                          "last checkpoint",
+                          all_.now() - since_),
+              since_);
     return;
   }
   worker_.reset();

@@ -114,6 +114,7 @@ class LiveJob {
   void start();
   void ask_to_end();
   void end_the_removed();
+  void kill_it(const std::string& why, double since);
   void give_up(const std::string& why);
   void note_progress();
   void note_pace();
@@ -160,6 +161,7 @@ class LiveJob {
   uint64_t failures_ = 0, consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
   Pace pace_;  // since it was started
   bool start_is_measured_ = false, is_gone_ = false, ends_the_removed_ = false;
+  bool survives_ = false;  // who was killed is there yet, and that was said
   bool is_known_ = false;  // what an earlier autoscaler has done with it
 };
 

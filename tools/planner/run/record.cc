@@ -105,8 +105,8 @@ std::optional<JobRecord> read_record(const std::string& directory) {
   if (const json::object* layout = object_of(object, "layout")) record.layout = *layout;
   if (const json::object* before = object_of(object, "layout_before"))
     record.layout_before = *before;
-  record.pid = static_cast<pid_t>(number_of(object, "pid"));
-  record.started_at = json_text(object, "started_at");
+  record.worker = {static_cast<pid_t>(number_of(object, "pid")), json_text(object, "started_at"),
+                   json_text(object, "mark")};
   if (const json::value* asked = object.if_contains("asked_to_end"))
     record.was_asked_to_end = asked->is_bool() && asked->get_bool();
   if (const json::object* costs = object_of(object, "costs")) {
@@ -158,9 +158,10 @@ Result<> write_record(const std::string& directory, const JobRecord& record) {
                                    {"start_s", record.costs->start_s},
                                    {"link_bytes_per_s", record.costs->link},
                                    {"memory_bytes_per_s", record.costs->memory}};
-  if (record.pid != 0) {
-    object["pid"] = record.pid;
-    object["started_at"] = record.started_at;
+  if (record.worker.pid != 0) {
+    object["pid"] = record.worker.pid;
+    object["started_at"] = record.worker.started_at;
+    if (!record.worker.mark.empty()) object["mark"] = record.worker.mark;
     object["asked_to_end"] = record.was_asked_to_end;
   }
   if (record.layout) object["layout"] = *record.layout;

@@ -12,6 +12,7 @@
 #include "store/base/json.h"
 #include "tools/planner/elastic/curve.h"
 #include "tools/planner/price/prices.h"
+#include "tools/planner/run/worker.h"
 
 namespace ptc::planner {
 
@@ -36,8 +37,7 @@ struct JobRecord {
   std::vector<std::string> devices = {};  // "w0:0", by rank
   /// As the autoscaler saved it last, and what stood there before: it may have been killed between.
   std::optional<json::object> layout = {}, layout_before = {};
-  pid_t pid = 0;  // 0: nothing was started
-  std::string started_at = {};
+  WorkerId worker = {};
   bool was_asked_to_end = false;
   std::optional<ChangeCosts> costs = {};
   double slowness = 1;  // what a sample has taken lately ÷ what its curve says

@@ -11,67 +11,37 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <set>
 
 #include "store/base/file.h"
+#include "store/base/random_id.h"
+#include "tools/planner/run/processes.h"
 
 extern char** environ;
 
 namespace ptc::planner {
 namespace {
 
-constexpr size_t kMostOfProc = 1 << 16;
+constexpr const char* kMark = "PTC_WORKER";
 
-/// Of /proc/PID/stat: field 22, behind the name, which may hold anything. "": there is none, or it
-/// is a zombie.
-std::string start_ticks(pid_t pid) {
-  const auto stat = read_text_file(AT_FDCWD, fmt::format("/proc/{}/stat", pid), kMostOfProc);
-  if (stat.has_error()) return "";
-  size_t at = stat.value().rfind(')');
-  if (at == std::string::npos || at + 2 >= stat.value().size()) return "";
-  if (const char state = stat.value()[at + 2]; state == 'Z' || state == 'X') return "";
-  constexpr int kFieldsBetween = 20;
-  for (int field = 0; field < kFieldsBetween && at != std::string::npos; ++field)
-    at = stat.value().find(' ', at + 1);
-  if (at == std::string::npos) return "";
-  return stat.value().substr(at + 1, stat.value().find(' ', at + 1) - at - 1);
+/// Of this process; another may have its number once it is reaped.
+std::set<pid_t>& unreaped_leaders() {
+  static std::set<pid_t> leaders;
+  return leaders;
 }
 
-std::string boot_id() {
-  const auto boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", kMostOfProc);
-  std::string id = boot.has_value() ? boot.value() : "";
-  while (!id.empty() && id.back() == '\n') id.pop_back();
-  return id;
+/// What commands have left behind in other sessions, once that has ended, too.
+void reap(const ProcessFacts& orphan) {
+  if (orphan.parent == ::getpid() && orphan.session != ::getsid(0) &&
+      !unreaped_leaders().contains(orphan.pid))
+    ::waitpid(orphan.pid, nullptr, WNOHANG);
 }
 
 std::string time_of_start(pid_t pid) {
-  const std::string ticks = start_ticks(pid);
-  if (ticks.empty()) return "";
-  return boot_id() + " " + ticks;
-}
-
-/// One that is more than a zombie, which nobody has reaped yet.
-bool has_living_member(pid_t group) {
-  if (::kill(-group, 0) != 0) return false;
-  std::error_code error;
-  const std::filesystem::directory_iterator end;
-  for (std::filesystem::directory_iterator at("/proc", error); !error && at != end;
-       at.increment(error)) {
-    const std::string name = at->path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const auto stat = read_text_file(AT_FDCWD, "/proc/" + name + "/stat", kMostOfProc);
-    const size_t behind = stat.has_value() ? stat.value().rfind(')') : std::string::npos;
-    char state = 'Z';
-    int parent = 0, of = 0;
-    if (behind != std::string::npos &&
-        std::sscanf(stat.value().c_str() + behind + 1, " %c %d %d", &state, &parent, &of) == 3 &&
-        of == group && state != 'Z' && state != 'X')
-      return true;
-  }
-  return false;
+  const auto facts = facts_of(pid);
+  return facts && !facts->is_zombie ? facts->started_at : "";
 }
 
 /// As execvp(3) would find it.
@@ -170,6 +140,12 @@ void Worker::go() {
   gate_.reset();
 }
 
+void Worker::take_back() {
+  ::kill(id_.pid, SIGKILL);
+  ::waitpid(id_.pid, nullptr, 0);
+  unreaped_leaders().erase(id_.pid);
+}
+
 Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   const std::string what = fmt::format("starting {}", command.command.front());
   const auto log = open_file(AT_FDCWD, command.log, O_WRONLY | O_CREAT | O_APPEND, 0644);
@@ -194,84 +170,97 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   ::posix_spawnattr_setflags(
       &settings.attributes,
       static_cast<short>(POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
-  std::vector<std::string> words = command.command, variables = environment_with(command.variables);
-  pid_t pid = 0;
+  WorkerId id;
+  PTC_TRY(id.mark, random_id());
+  auto all_variables = command.variables;
+  all_variables.emplace_back(kMark, id.mark);
+  std::vector<std::string> words = command.command, variables = environment_with(all_variables);
   const int error =
-      ::posix_spawnp(&pid, words.front().c_str(), &settings.actions, &settings.attributes,
+      ::posix_spawnp(&id.pid, words.front().c_str(), &settings.actions, &settings.attributes,
                      pointers(words).data(), pointers(variables).data());
   if (error == EAGAIN || error == ENOMEM)
     return make_error(Code::kUnavailable, "{}: {}", what, std::strerror(error));
   if (error != 0)
     return invalid_argument("{} in {}: {}", what, command.directory, std::strerror(error));
-  return Worker(pid, time_of_start(pid), true);
+  id.started_at = time_of_start(id.pid);
+  unreaped_leaders().insert(id.pid);
+  return Worker(std::move(id), true);
 }
 
-std::optional<Worker> Worker::find(pid_t pid, const std::string& started_at,
-                                   bool was_asked_to_end) {
-  if (pid <= 1 || started_at.empty()) return std::nullopt;
-  const std::string there = time_of_start(pid);
-  const bool is_it = there == started_at && ::getsid(pid) == pid;
-  // No other group has its number as long as one of it is left.
-  const bool left_some = there.empty() && started_at.substr(0, started_at.find(' ')) == boot_id() &&
-                         has_living_member(pid);
-  if (!is_it && !left_some) return std::nullopt;
-  Worker worker(pid, started_at, false);
+std::optional<Worker> Worker::find(const WorkerId& id, bool was_asked_to_end) {
+  if (id.pid <= 1 || id.started_at.empty()) return std::nullopt;
+  Worker worker(id, false);
   worker.was_asked_ = was_asked_to_end;
-  if (left_some) {
-    worker.is_over_ = true;
-    worker.over_at_ = std::chrono::steady_clock::now();
-    if (was_asked_to_end) ::kill(-pid, SIGTERM);  // they may not have been
-  }
+  if (time_of_start(id.pid) == id.started_at && ::getsid(id.pid) == id.pid) return worker;
+  // It has ended. Of another boot nobody is left.
+  const std::string boot = id.started_at.substr(0, id.started_at.find(' '));
+  if (boot != boot_id() || worker.members().empty()) return std::nullopt;
+  worker.is_over_ = true;
   return worker;
 }
 
-bool Worker::is_there() const { return is_child_ || time_of_start(pid_) == started_at_; }
-
-/// No process gets the number of a group that has members. Who was found and is gone by now may
-/// have left some: they are of the same boot, for that was looked at when it was found.
-bool Worker::has_group() const {
-  while (::waitpid(-pid_, nullptr, WNOHANG) > 0) {
-  }
-  return ::kill(-pid_, 0) == 0 || errno == EPERM;
-}
+bool Worker::is_there() const { return is_child_ || time_of_start(id_.pid) == id_.started_at; }
 
 void Worker::ask_to_end() {
   was_asked_ = true;
-  if (!is_over_ && is_there()) ::kill(pid_, SIGTERM);
+  if (!is_over_ && is_there()) ::kill(id_.pid, SIGTERM);
 }
 
 void Worker::kill() {
-  if (!std::exchange(was_killed_, true)) over_at_ = std::chrono::steady_clock::now();
-  if (is_over_ || is_there()) ::kill(-pid_, SIGKILL);
+  was_killed_ = true;
+  signal_all(SIGKILL);
+}
+
+std::vector<pid_t> Worker::members() const {
+  const std::vector<ProcessFacts> all = all_processes();
+  // No process gets the number of a group that has members; so who has it and is another one says
+  // that there are none.
+  const bool has_group = std::none_of(all.begin(), all.end(), [&](const ProcessFacts& one) {
+    return one.pid == id_.pid && one.started_at != id_.started_at;
+  });
+  std::vector<pid_t> members;
+  for (const ProcessFacts& one : all) {
+    if (one.is_zombie) reap(one);
+    else if ((has_group && one.group == id_.pid) ||
+             (!id_.mark.empty() && was_started_with(one.pid, kMark, id_.mark)))
+      members.push_back(one.pid);
+  }
+  return members;
+}
+
+void Worker::signal_all(int signal) {
+  for (const pid_t member : members())
+    signal_if(member, signal, [&](pid_t pid) {
+      return ::getpgid(pid) == id_.pid ||
+             (!id_.mark.empty() && was_started_with(pid, kMark, id_.mark));
+    });
 }
 
 /// The status of the command itself, once it has ended.
 bool Worker::look_at_leader() {
   if (!is_child_) return !is_there();
   siginfo_t info = {};
-  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG) != 0)
+  if (::waitid(P_PID, static_cast<id_t>(id_.pid), &info, WEXITED | WNOHANG) != 0)
     return errno == ECHILD;
   if (info.si_pid == 0) return false;
   status_ = info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status;
+  unreaped_leaders().erase(id_.pid);
   return true;
 }
 
 std::optional<Worker::Ended> Worker::ended() {
-  constexpr auto kUntilReaped = std::chrono::seconds(3);  // by whoever has them now
-  if (!is_over_) {
-    if (!look_at_leader()) return std::nullopt;
-    is_over_ = true;
-    over_at_ = std::chrono::steady_clock::now();
-    // A shell does not hand SIGTERM on. Whoever it leaves behind may save yet, as long as it is
-    // let.
-    if (has_group()) ::kill(-pid_, was_asked_ ? SIGTERM : SIGKILL);
-  }
-  if (!has_group()) return Ended{status_};
-  const bool may_save = was_asked_ && !was_killed_;
-  if (!may_save) {
-    ::kill(-pid_, SIGKILL);
-    if (std::chrono::steady_clock::now() - over_at_ > kUntilReaped) return Ended{status_};
-  }
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kLeastRest = std::chrono::milliseconds(50);
+  constexpr int kRests = 20;  // as long as a look takes
+  if (!is_over_) is_over_ = look_at_leader();
+  const Clock::time_point now = Clock::now();
+  if (!is_over_ || now < next_look_) return std::nullopt;
+  if (members().empty()) return Ended{status_};
+  // A shell does not hand SIGTERM on. Whoever it leaves behind may save yet, as long as it is let.
+  if (!was_asked_ || was_killed_) signal_all(SIGKILL);
+  else if (!std::exchange(were_asked_, true)) signal_all(SIGTERM);
+  const Clock::duration took = Clock::now() - now;
+  next_look_ = now + std::max<Clock::duration>(kLeastRest, took * kRests);
   return std::nullopt;
 }
 

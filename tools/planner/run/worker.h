@@ -1,4 +1,4 @@
-// The processes of a job: one command, whose children are its ranks.
+// The processes of a job: one command, and whatever that starts: its ranks, mostly.
 #pragma once
 
 #include <sys/types.h>
@@ -24,6 +24,16 @@ struct WorkerCommand {
   std::string output = {};  // and for its output; empty: the log too
 };
 
+/// What finds it again.
+struct WorkerId {
+  pid_t pid = 0;  // 0: nothing was started
+  /// The boot of the machine, and the ticks since: no other process has the same number and that.
+  std::string started_at = {};
+  /// PTC_WORKER in the environment of the command, and so of all that it starts, whatever their
+  /// groups and sessions are. "": it is not known; then only those of its group are.
+  std::string mark = {};
+};
+
 /// A command in a session of its own, which goes on when this process ends; another one finds it
 /// again by find(). Threads: one.
 class Worker {
@@ -34,43 +44,45 @@ class Worker {
   /// before, so does that: whoever is found again has been written down. `input` is not used.
   static Result<Worker> prepare(const WorkerCommand& command);
   void go();
-  /// The one that had this number and began at that time, as started_at() said, or what it has left
-  /// of its group (which, where it was asked to end, is asked once more); none: all have ended.
-  static std::optional<Worker> find(pid_t pid, const std::string& started_at,
-                                    bool was_asked_to_end = false);
+  /// It never becomes that command, and has ended.
+  void take_back();
+  /// That command, or what it has left behind (which, where it was asked to end, is asked once
+  /// more); none: all have ended.
+  static std::optional<Worker> find(const WorkerId& id, bool was_asked_to_end = false);
 
-  pid_t pid() const { return pid_; }
-  /// The boot of the machine, and the ticks since: no other process has the same number and that.
-  const std::string& started_at() const { return started_at_; }
+  pid_t pid() const { return id_.pid; }
+  const WorkerId& id() const { return id_; }
 
-  /// Asks it to end (SIGTERM): it, and when it ends without them, those of its group.
+  /// Asks it to end (SIGTERM): it, and when it ends without them, those that it has started.
   void ask_to_end();
-  /// It and all processes of its session that have not left its group.
+  /// It and all that it has started. Who waits for a device or a file system that does not answer
+  /// may be there yet.
   void kill();
+  /// Those of them who are. Cost: O(processes of the machine).
+  std::vector<pid_t> members() const;
 
   struct Ended {
     std::optional<int> status;  // 0 … 255, or 128 + the signal; none: it was found, nobody knows
   };
-  /// none: it, or something of its group, is still there. Once it has ended by itself, what is left
-  /// of its group is killed; once it was asked to, that has until kill().
+  /// none: it, or something that it has started, is still there. Once it has ended by itself, what
+  /// is left of that is killed; once it was asked to, that has until kill().
   std::optional<Ended> ended();
 
  private:
-  Worker(pid_t pid, std::string started_at, bool is_child)
-      : pid_(pid), started_at_(std::move(started_at)), is_child_(is_child) {}
+  Worker(WorkerId id, bool is_child) : id_(std::move(id)), is_child_(is_child) {}
 
   static Result<Worker> spawn(const WorkerCommand& command, UniqueFd input);
   /// Whether its number is still its own.
   bool is_there() const;
-  bool has_group() const;
   bool look_at_leader();
+  void signal_all(int signal);
 
-  pid_t pid_;
-  std::string started_at_;
+  WorkerId id_;
   bool is_child_;
   bool was_asked_ = false, was_killed_ = false;
-  bool is_over_ = false;  // the command; its group may be there yet
-  std::chrono::steady_clock::time_point over_at_;
+  bool is_over_ = false;                             // the command; others may be there yet
+  bool were_asked_ = false;                          // they
+  std::chrono::steady_clock::time_point next_look_;  // at them
   std::optional<int> status_;
   UniqueFd gate_;  // what it waits for can be written there
 };
