@@ -129,7 +129,7 @@ class CarriedOut(mount.TestCase):
                 if line["what"] == "start":
                     self.assertEqual(line["consumed"], at)
                     sizes = line["layout"]
-                    self.assertEqual(line["plan"]["dp"], sizes["dp"])
+                    self.assertEqual((line["plan"]["dp"], line["plan"]["batch"]), (sizes["dp"], line["batch"]))
                     self.assertEqual(line["shown"].split("/")[-1], f"tp{sizes['tp']}-pp1-dp{sizes['dp']}")
                     self.assertEqual(sizes["devices"], line["devices"].split(","))
                     self.assertEqual(line["cuda"], ",".join(device.split(":")[1] for device in sizes["devices"]))

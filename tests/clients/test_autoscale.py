@@ -36,6 +36,11 @@ class Autoscale(CarriedOut):
                 if name == "ptcfs_job_autoscale_starts_total"}
         self.assertEqual(sum(gpus[(("job", os.path.basename(job.path)),)] for job in (a, b, c)), len(self.log("start")))
         self.assertEqual(self.record_of(b)["decision"]["to"]["batch"], BATCH)
+        costs = self.record_of(b)["costs"]  # as they were measured, though a fixed price was what counted
+        self.assertNotIn(costs["start_s"], (15, None))
+        self.assertLess(costs["start_s"], 15)
+        stopped = [self.record_of(job)["costs"]["stop_s"] for job in (a, b, c) if len(self.of_job(job, "start")) > 1]
+        self.assertTrue(any(stop != 5 for stop in stopped), stopped)
 
     def test_a_killed_one_is_followed_by_the_next(self):
         jobs = [self.prepare(name) for name in "abc"]
@@ -55,6 +60,37 @@ class Autoscale(CarriedOut):
         with self.subTest(seed=seed, kills=kills):
             self.wait_until_all_is_done()
             self.check_story(*jobs)
+
+    def test_killed_in_each_state(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.2"], {}), (b, ["0.2"], {}), gpus=2)
+        head = profiles().splitlines()[0]
+        each, one_has_both = f"{head}\nm,{BATCH},1,1,1,0.2\n", f"{head}\nm,{BATCH},1,1,2,0.1\n"
+        self.write("profiles.csv", each)
+        self.begin("--until-done")
+        killed = []
+        for state in ("runs", "stops", "waits", "changes"):
+            for _ in range(6):
+                each, one_has_both = one_has_both, each
+                self.write("profiles.csv", each)
+                if self.catch((a, b), state):
+                    killed.append(state)
+                    break
+        self.assertEqual(killed, ["runs", "stops", "waits", "changes"], self.said())
+        self.wait_until_all_is_done()
+        self.check_story(a, b)
+
+    def catch(self, jobs, state):
+        """It is killed while the record of one of them says so, and begun anew; False: none did for a while."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            if state in [self.record_of(job).get("state") for job in jobs]:
+                self.running.kill()
+                self.running.wait()
+                seen = [self.record_of(job).get("state") for job in jobs]
+                self.begin("--until-done")
+                return state in seen
+        return False
 
     def test_profiles_that_change_and_jobs_that_go_and_return(self):
         a, b = self.prepare("a"), self.prepare("b")
@@ -171,6 +207,18 @@ class Autoscale(CarriedOut):
         self.mount.ptc("autoscale", "--adopt", os.path.basename(a.path))
         self.wait_until_all_is_done()
         self.assertEqual(self.record_of(a)["state"], "done")
+
+    def test_an_edit_while_it_ends_wins(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1", "edits"], {}))
+        self.begin("--until-done")
+        self.wait_for(lambda: self.log("start"))
+        self.list_jobs((a, ["0.1", "edits"], {}), (b, ["0.02"], {}))
+        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
+        self.assertEqual(mount.read_json(a.file("layout.json"))["keep"], 7)
+        self.wait_for(lambda: self.record_of(b).get("state") == "done")
+        self.assertEqual(mount.read_json(a.file("layout.json"))["keep"], 7)
+        self.assertEqual(len(self.of_job(a, "start")), 1)
 
     def test_who_ends_again_and_again_is_given_up(self):
         a, b = self.prepare("a"), self.prepare("b")

@@ -110,6 +110,15 @@ class Cluster:
                 if self.goes_on(name):
                     os.killpg(self.record(name)["pid"], signal.SIGKILL)
 
+    def changed(self, name):
+        """How many times its layout, and how many times its batch, was another one than before; first was what it began with."""
+        before, layouts, batches = (proof.layout_of(), 4), 0, 0
+        for _, step in sorted(self.steps(name).items()):
+            layouts += any(step["layout"][size] != before[0][size] for size in ("tp", "pp", "dp"))
+            batches += step["batch"] != before[1]
+            before = (step["layout"], step["batch"])
+        return layouts, batches
+
     def goes_on(self, name):
         return self.record(name).get("pid") is not None
 
@@ -163,9 +172,8 @@ def main():
     if status != 0:
         sys.exit(f"autoscaled.py: ptc autoscale ended with {status}")
     found = [cluster.compare(name) for name in cluster.names]
-    starts = sum(cluster.record(name)["changes"] for name in cluster.names)
-    changes = starts - len(cluster.names) - 1  # one start is of the job that was killed
-    print(f"{changes} changes in {time.monotonic() - begun:.0f} s")
+    layouts, batches = (sum(all_of) for all_of in zip(*map(cluster.changed, cluster.names)))
+    print(f"{layouts} changes of layout and {batches} of batch in {time.monotonic() - begun:.0f} s")
     sys.exit(not all(found))
 
 

@@ -77,6 +77,20 @@ TEST(Profile, OutOfMemoryIsWrittenInManyWays) {
                 HasSubstr("is no time: seconds, or \"oom\" where a trial had none"));
 }
 
+TEST(Profile, WhatWasTriedWinsOverWhatIsComputed) {
+  const auto rows = parse_profiles(
+      "model,technique,batch,dp,iteration_s,origin\nm,ddp,8,1,4,modelled\nm,ddp,8,1,5,measured\n"
+      "m,ddp,8,2,1,modelled\nm,ddp,8,2,oom,none: it crashed\nm,ddp,8,4,1,interpolated\n",
+      "p.csv");
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  const auto taken = rows_of_device(rows.value(), {"m"}, "");
+  ASSERT_TRUE(taken);
+  std::vector<std::string> left;
+  for (const ProfileRow* row : taken.value())
+    left.push_back(std::to_string(row->dp) + " " + row->origin);
+  EXPECT_THAT(left, ElementsAre("1 measured", "2 none: it crashed", "4 interpolated"));
+}
+
 TEST(Profile, KindsOfGpuAreNotMixed) {
   const auto rows = parse_profiles(
       "model,batch,gpus,device,iteration_s\na,8,1,A100,1\na,8,2,V100,9\nb,8,1,,1\nc,8,1,A100,1\n"

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "store/base/json.h"
 #include "tools/planner/profile/csv.h"
@@ -256,9 +258,18 @@ Result<std::vector<const ProfileRow*>> rows_of_device(const std::vector<ProfileR
     return invalid_argument("no profile of {} is of GPUs {}{}", ptc::quoted(model),
                             ptc::quoted(device), what_there_is(device, named));
   }
+  // Of what was tried nothing else counts.
+  const auto place_of = [](const ProfileRow& row) {
+    return std::tuple(row.model, row.technique, row.device, row.batch, row.tp, row.pp, row.dp,
+                      row.accumulation, row.gpus_per_node);
+  };
+  std::set<decltype(place_of(rows.front()))> tried;
+  for (const ProfileRow& row : rows)
+    if (!row.is_computed()) tried.insert(place_of(row));
   std::vector<const ProfileRow*> taken;
   for (const ProfileRow& row : rows) {
     if (!models.contains(row.model)) continue;
+    if (row.is_computed() && tried.contains(place_of(row))) continue;
     const std::set<std::string>& devices = of_model[row.model];
     if (devices.size() == 1 || row.device == device) taken.push_back(&row);
   }

@@ -448,6 +448,8 @@ void LiveJob::step_changes() {
 }
 
 void LiveJob::save_the_layout() {
+  look();  // somebody may have saved another one since
+  if (!seen_ || !layout_is_ours()) return;
   const CurvePoint point = *record_.has;
   auto layout = layout_of_point(seen_->layout, point, record_.devices);
   Result<> saved = ok();
