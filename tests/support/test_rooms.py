@@ -46,6 +46,16 @@ ROOMS = {
         "transport": {"base", "tensor", "image", "tls", "net", "rpc"},
     },
 }
+PLANNER = {  # of tools/planner: what each sees of the others; beside these store and reshard alone
+    "profile": set(),
+    "price": set(),
+    "spase": {"profile"},
+    "elastic": {"profile"},
+    "sim": {"profile", "price", "spase", "elastic"},
+    "run": {"profile", "price", "spase", "elastic", "sim"},
+    "library": {"profile", "run"},
+}
+OF_THE_MOUNT = re.compile(r'"[^"\n]*(?:layout\.json|status\.json|\.ptc\b)[^"\n]*"')
 INCLUDE = re.compile(r'^#include "(\w+)/(?:(\w+)/)?[^"]+"', re.MULTILINE)
 
 
@@ -74,6 +84,23 @@ class Rooms(unittest.TestCase):
                 looked_at += 1
         self.assertGreater(looked_at, 400)
         self.assertEqual(found, [])
+
+    def test_the_planner(self):
+        """No mount but in run/: the names of its files stand nowhere else."""
+        looked_at = 0
+        for path in glob.glob(f"{ROOT}/tools/planner/*/*.[ch]*"):
+            room, name = path.split("/")[-2:]
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+            for include in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+                parts = include.split("/")
+                sees = parts[2] in PLANNER[room] | {room} if parts[:2] == ["tools", "planner"] else parts[0] in ("store", "reshard")
+                self.assertTrue(sees, f"tools/planner/{room}/{name}: {include}")
+            if room != "run":
+                code = re.sub(r"//.*", "", text)
+                self.assertEqual(OF_THE_MOUNT.findall(code), [], f"tools/planner/{room}/{name}")
+            looked_at += 1
+        self.assertGreater(looked_at, 40)
 
     def test_what_is_wrong_is_found(self):
         for path, include in (("store/base/a.cc", '#include "store/image/b.h"'), ("reshard/move/a.cc", '#include "reshard/job/b.h"'),
