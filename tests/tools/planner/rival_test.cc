@@ -58,19 +58,22 @@ LaidOut laid_out(uint32_t tp, uint32_t dp, uint32_t gpus_per_node, uint32_t firs
 TEST(Movement, IsThatOfPtcfsOwnPlan) {
   auto set = RuleSet::none();
   const Model model =
-      Model::bind(set, {}, {{"model.safetensors", "w", DType::kF32, {8, 8}}}).value();
+      Model::bind(set, {}, {{"model.safetensors", "w", DType::kF32, {4096, 4096}}}).value();
+  constexpr uint64_t kBytes = 64 << 20;
   const auto moved = [&](const LaidOut& from, const LaidOut& to) {
     const Movement plan = movement_of(model, from, to).value();
-    EXPECT_EQ(movement_of(256.0, from, to).moved, plan.moved);
+    EXPECT_EQ(movement_of(double{kBytes}, from, to).moved, plan.moved);
     return plan.moved;
   };
   EXPECT_EQ(moved(laid_out(1, 1, 4), laid_out(1, 4, 4)), 0u) << "its node has it";
-  EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 16, 4)), 3 * 256u);
   EXPECT_EQ(moved(laid_out(1, 16, 4), laid_out(1, 2, 4)), 0u);
-  EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 4, 4, 1)), 256u);
+  EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 4, 4, 1)), kBytes);
+  EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 16, 4)), kBytes) << "they pass it on";
+  EXPECT_EQ(moved(laid_out(1, 4, 4), laid_out(1, 36, 4)), kBytes);
+  EXPECT_EQ(moved(laid_out(1, 8, 4), laid_out(1, 8, 4, 2)), kBytes) << "two links work at a time";
   EXPECT_TRUE(movement_of(model, laid_out(1, 1, 4), laid_out(2, 1, 4)).has_error());
   EXPECT_EQ(movement_of(256.0, laid_out(4, 1, 4), laid_out(8, 1, 4)).moved, 256u);
-  EXPECT_EQ(movement_of(1e18, laid_out(1, 1, 1), laid_out(1, 100, 1, 5)).moved, uint64_t{1} << 63);
+  EXPECT_EQ(movement_of(1e19, laid_out(1, 1, 1), laid_out(1, 100, 1, 5)).moved, uint64_t{1} << 63);
 }
 
 TEST(ChangePrices, ArePartsOfAStopAPlanAndAStart) {

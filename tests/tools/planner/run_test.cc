@@ -27,6 +27,20 @@ TEST(Prices, AreOfThePartsOfAChange) {
   EXPECT_DOUBLE_EQ(prices.of("a", {100, 2000}, true), 10);  // at the same time
 }
 
+TEST(Prices, AreOfTheBusiestNode) {
+  MovementSum<std::string> sum;
+  EXPECT_EQ(sum.busiest().moved, 0u);
+  for (const char* target : {"b", "c", "d"}) sum.add("a", target, 10);
+  sum.add("c", "d", 5);
+  sum.add("d", "d", 7);
+  sum.add("e", "e", 3);
+  sum.add("e", "e", 5);
+  EXPECT_EQ(sum.busiest().moved, 30u);
+  EXPECT_EQ(sum.busiest().local, 8u);
+  sum.add("e", "d", 20);
+  EXPECT_EQ(sum.busiest().moved, 35u) << "what it gets";
+}
+
 TEST(Prices, FollowWhatIsMeasured) {
   constexpr uint64_t kBytes = 1'000'000'000;
   Prices prices({2, 3, kBytes / 10, kBytes});

@@ -51,7 +51,10 @@ Result<Movement> movement_of(const Model& model, const LaidOut& from, const Laid
   for (const TensorInfo& tensor : model.tensors()) bits.push_back(dtype_bits(tensor.dtype));
   const SourceIndex index(held, std::move(bits));
   PTC_TRY(const TransferPlan plan, plan_transfers(index, wanted));
-  return Movement{plan.totals.moved_bytes, plan.totals.local_bytes};
+  MovementSum<uint32_t> sum;
+  for (const TransferPlan::Pair& pair : plan.pairs)
+    sum.add(pair.source_node, pair.target_node, pair.bytes);
+  return sum.busiest();
 }
 
 Movement movement_of(double state_bytes, const LaidOut& from, const LaidOut& to) {
@@ -65,8 +68,12 @@ Movement movement_of(double state_bytes, const LaidOut& from, const LaidOut& to)
   uint32_t others = 0;
   for (uint32_t node = to.first_node; node < to.first_node + to.nodes(); ++node)
     others += !same_cut || node < from.first_node || node >= from.first_node + from.nodes();
+  if (others == 0) return {};
   constexpr double kMost = 0x1p63;  // of which a whole number can be made
-  return Movement{static_cast<uint64_t>(std::min(kMost, of_a_node * others)), 0};
+  // All of them get as much, from all that had it; who has to send something often is relayed.
+  const double sent = std::min(of_a_node * others, state_bytes) / from.nodes();
+  const double of_a_link = std::max(of_a_node, sent);
+  return Movement{static_cast<uint64_t>(std::min(kMost, of_a_link)), 0};
 }
 
 }  // namespace ptc::planner

@@ -194,14 +194,18 @@ class LiveCluster : public LiveJobs {
   Prices& prices() override { return prices_; }
   std::string command() const override { return decider_.command(); }
 
-  Movement movement(const LiveJob& job, const CurvePoint& point) override {
-    const auto known = known_movement(job, point);
-    return known.has_value() ? known.value() : Movement{};
+  Movement movement(const LiveJob& job, const CurvePoint& point,
+                    const std::vector<std::string>& devices) override {
+    const auto found = job.seen()
+                           ? movement_to(uses_.ask, job.spec().name, *job.seen(), point, devices)
+                           : Movement{};
+    return found.has_value() ? found.value() : Movement{};
   }
 
  private:
-  /// The dry run of ptcfs itself. It depends on the shapes and on both layouts alone. Where there
-  /// is no time to ask, it is the most of those that are known of the job.
+  /// The dry run of ptcfs itself, of devices that are not chosen yet. It depends on the shapes and
+  /// on both layouts alone. Where there is no time to ask, it is the most of those that are known
+  /// of the job.
   Result<Movement> known_movement(const LiveJob& job, const CurvePoint& point) {
     if (!job.seen() || job.seen()->checkpoint.empty()) return Movement{};
     Movements& of_job = movements_[job.spec().name];
@@ -564,7 +568,8 @@ class LiveCluster : public LiveJobs {
 
   double price_of(const LiveJob& job, const CurvePoint& point, bool runs, bool is_change) {
     if (settings_.prices) return is_change ? settings_.prices->change_s : settings_.prices->start_s;
-    return prices_.of(job.spec().name, movement(job, point), runs);
+    const auto known = known_movement(job, point);
+    return prices_.of(job.spec().name, known.has_value() ? known.value() : Movement{}, runs);
   }
 
   static double lateness(const LiveJob& job, const CurvePoint& point, double price) {

@@ -397,7 +397,7 @@ void LiveJob::step_waits() {
   holds_ = places_;
   record_.has = wanted_;
   record_.devices = all_.devices_of(holds_);
-  movement_ = all_.movement(*this, *wanted_);
+  movement_ = all_.movement(*this, *wanted_, record_.devices);
   change_ = Change::kSaveLayout;
   if (enter(LiveState::kChanges)) step_changes();
   else wait_until_it_can_be_written();

@@ -38,8 +38,10 @@ class LiveJobs {
   virtual Prices& prices() = 0;
   /// "ptc autoscale": what to call with --adopt.
   virtual std::string command() const = 0;
-  /// What a change of it to the point would move; nothing where it has no state yet.
-  virtual Movement movement(const class LiveJob& job, const CurvePoint& point) = 0;
+  /// What a change of it to the point on those devices would move; nothing where it has no state
+  /// yet.
+  virtual Movement movement(const class LiveJob& job, const CurvePoint& point,
+                            const std::vector<std::string>& devices) = 0;
 };
 
 /// Threads: one.

@@ -104,16 +104,19 @@ Result<json::object> layout_of_point(json::object layout, const CurvePoint& poin
 }
 
 Result<Movement> movement_to(const AskMount& ask, const std::string& name, const MountedJob& job,
-                             const CurvePoint& point) {
+                             const CurvePoint& point, const std::vector<std::string>& devices) {
   if (job.checkpoint.empty()) return Movement{};
-  PTC_TRY(auto layout, layout_of_point(job.layout, point, {}));
-  layout.erase("devices");
+  PTC_TRY(auto layout, layout_of_point(job.layout, point, devices));
+  if (devices.empty()) layout.erase("devices");
   const json::object request{{"do", "plan"}, {"job", name}, {"layout", layout}};
   PTC_TRY(const json::object plan, ask(request));
-  Movement movement;
-  if (const json::object* bytes = object_of(plan, "bytes"))
-    movement = {number_of(*bytes, "moved"), number_of(*bytes, "local")};
-  return movement;
+  MovementSum<std::string> sum;
+  if (const json::value* pairs = plan.if_contains("pairs"); pairs != nullptr && pairs->is_array())
+    for (const json::value& pair : pairs->get_array())
+      if (pair.is_object())
+        sum.add(json_text(pair.get_object(), "source"), json_text(pair.get_object(), "target"),
+                number_of(pair.get_object(), "bytes"));
+  return sum.busiest();
 }
 
 Result<> save_layout(const std::string& directory, const json::object& layout) {

@@ -35,9 +35,10 @@ Result<json::object> layout_of_point(json::object layout, const CurvePoint& poin
 /// Of .ptc/ask.
 using AskMount = std::function<Result<json::object>(const json::object& request)>;
 /// What a change of this job (`name`) to a point's layout brings elsewhere, by ptcfs's own plan:
-/// nothing, of one without a checkpoint. kInvalidArgument: it cannot have that layout.
+/// nothing, of one without a checkpoint. Without `devices` it is where the least moves.
+/// kInvalidArgument: it cannot have that layout.
 Result<Movement> movement_to(const AskMount& ask, const std::string& name, const MountedJob& job,
-                             const CurvePoint& point);
+                             const CurvePoint& point, const std::vector<std::string>& devices = {});
 
 /// kInvalidArgument: it was refused, and why. kUnavailable: for now.
 Result<> save_layout(const std::string& directory, const json::object& layout);
