@@ -230,6 +230,18 @@ class Autoscale(CarriedOut):
         self.assertEqual(len(self.of_job(a, "start")), 5)
         self.assertEqual(self.record_of(b)["state"], "done")
 
+    def test_who_finds_no_room_is_dropped_where_that_is_wanted(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.write("profiles.csv", profiles().splitlines()[0] + f"\nm,{BATCH},1,1,2,0.1\n")
+        self.list_jobs((a, ["0.02"], {}), gpus=2)
+        self.begin("--drop", "--until-done")
+        self.wait_for(lambda: self.log("start"))
+        self.list_jobs((a, ["0.02"], {}), (b, ["0.02"], {}), gpus=2)
+        self.wait_until_all_is_done(status=1)
+        self.assertIn("it is dropped: there was no room for it when it came", self.record_of(b)["remark"])
+        self.assertIn(f"ptc: given up: {b.name}", self.said())
+        self.assertEqual((self.record_of(a)["state"], self.record_of(b)["state"], self.of_job(b)), ("done", "given up", []))
+
     def test_who_hangs_is_killed(self):
         job = self.prepare("a")
         self.list_jobs((job, ["0.1", "hang"], {"progress_within": 1}))

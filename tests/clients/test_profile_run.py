@@ -206,6 +206,27 @@ class ProfileRun(unittest.TestCase):
                                   capture_output=True, text=True, check=True, timeout=120).stdout
             self.assertTrue(json.loads(told)["none"].startswith(why), told)
 
+    @unittest.skipIf(importlib.util.find_spec("torch") is None, "there is no torch")
+    def test_what_is_timed(self):
+        """The second of two batches; GPipe's micro-batches are halved while that is faster; out of memory is what PyTorch says."""
+        whole = ("import time, torch\ndef model():\n    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))\n"
+                 "def batch(size):\n    return torch.ones(size, 4)\ncalls = []\n"
+                 "def loss(model, batch):\n    out = model(batch)\n    calls.append(len(batch))\n")
+        for name, more in (("slow", "    time.sleep(3 if len(calls) == 1 else 0.01)\n"),
+                           ("large", "    if len(calls) == 2:\n        raise torch.OutOfMemoryError('tried to allocate')\n"),
+                           ("small", "    time.sleep({8: 0.6, 4: 0.2, 2: 0.05, 1: 0.2}[len(batch)])\n")):
+            self.write(name + ".py", whole + more + "    return out.mean()\n")
+
+        def tell(technique, name, gpus):
+            asked = {"batch": 8, "gpus": gpus, "trial": {"program": self.path(name + ".py")}}
+            return json.loads(subprocess.run([sys.executable, "-B", os.path.join(TECHNIQUES, technique), "search"], input=json.dumps(asked),
+                                             capture_output=True, text=True, check=True, timeout=120).stdout)
+        self.assertLess(tell("ddp", "slow", 1)["iteration_s"], 2)
+        self.assertEqual(tell("ddp", "large", 1), {"none": "out of memory"})
+        found = tell("gpipe", "small", 2)
+        self.assertEqual(found["micro_batch"], 2)
+        self.assertLess(found["iteration_s"], 0.6)
+
 
 if __name__ == "__main__":
     mount.main()

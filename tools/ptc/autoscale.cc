@@ -321,6 +321,8 @@ void add_autoscale(CLI::App& app, Context& context) {
   command->add_option("--policy", options->policy, "as of \"ptc simulate\"")
       ->type_name("NAME")
       ->capture_default_str();
+  command->add_flag("--drop", options->drops, "who finds no room when it comes is given up")
+      ->excludes(dry_run);
   add_price_options(*command, *options, " (--dry-run, not in a mount: 30)");
   command
       ->add_option("--horizon", options->horizon, "what a change wins counts for so long at most")

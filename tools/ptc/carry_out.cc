@@ -75,6 +75,7 @@ Result<int> carry_out(const Context& context, const CarryOutOptions& options,
   }
   settings.every_s = std::stod(options.every);
   settings.until_done = options.until_done;
+  settings.drops = options.drops;
   const Interruptions interruptions(Interruptions::kFirst);
   planner::LiveUses uses;
   uses.say = say_now;

@@ -15,7 +15,7 @@ namespace ptc::cli {
 struct CarryOutOptions {
   std::string file, device, logs, every, adopt;
   std::optional<std::string> price, start_price;
-  bool until_done = false;
+  bool until_done = false, drops = false;
 };
 
 /// --until-done, --every, --logs and --adopt; of the others' text something differs.

@@ -583,6 +583,9 @@ class LiveCluster : public LiveJobs {
     std::optional<CurvePoint> point;
     if (wanted.point) point = job.curve().points[*wanted.point];
     const auto& before = job.wanted();
+    if (!point && !before && settings_.drops && job.never_ran() && job.state() == LiveState::kWaits)
+      return job.drop(wanted.waits.empty() ? "there was no room for it when it came"
+                                           : "it would wait for " + wanted.waits);
     if (!point && !before) {
       if (std::exchange(waits_[job.id()], wanted.waits) != wanted.waits)
         job.want(std::nullopt, {}, {{"why", why}, {"waits", wanted.waits}});

@@ -25,6 +25,7 @@ struct LiveSettings {
   std::optional<FixedPrices> prices = {};  // none: by ptcfs's own plan and what changes took
   double every_s = 60;                     // decided this often at least
   bool until_done = false;                 // ends when no job has anything left to do
+  bool drops = false;  // who has no room when it comes is given up, and does not wait
 };
 
 struct LiveUses {

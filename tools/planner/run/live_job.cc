@@ -266,6 +266,8 @@ void LiveJob::take_up_adoption() {
   all_.decide_soon(spec_.name + " was adopted");
 }
 
+void LiveJob::drop(const std::string& why) { give_up("it is dropped: " + why); }
+
 void LiveJob::leave_alone(const std::string& why) {
   forget_wanted();
   if (!worker_) release();

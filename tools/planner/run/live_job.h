@@ -73,6 +73,8 @@ class LiveJob {
   void renumber(const std::function<
                     std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>& places_of,
                 const std::vector<std::string>& held, const std::vector<std::string>& wanted);
+  /// It never ran, and is not to wait.
+  void drop(const std::string& why);
   /// Nobody decides for it any more; its processes go on.
   void leave_alone(const std::string& why);
   /// The same, until set_spec().
@@ -102,6 +104,7 @@ class LiveJob {
   bool is_starting() const { return worker_ && !start_is_measured_; }
   /// Whether it takes part in decisions.
   bool is_decided_for() const;
+  bool never_ran() const { return record_.changes == 0 && consumed_ == 0; }
   bool is_over() const { return state() == LiveState::kDone || state() == LiveState::kGivenUp; }
 
  private:
