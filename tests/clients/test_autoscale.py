@@ -242,6 +242,14 @@ class Autoscale(CarriedOut):
         self.assertIn(f"ptc: given up: {b.name}", self.said())
         self.assertEqual((self.record_of(a)["state"], self.record_of(b)["state"], self.of_job(b)), ("done", "given up", []))
 
+    def test_it_is_decided_now_and_then(self):
+        """Nothing happens but that one has less and less left: it gets what the other has."""
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((b, ["0.3"], {}), (a, ["0.05"], {}), gpus=3)
+        self.begin("--policy", "elastic-completion", "--every", "1")
+        self.wait_for(lambda: self.record_of(a).get("decision", {}).get("to", {}).get("gpus") == 2)
+        self.assertEqual(self.record_of(a)["decision"]["why"], "1 s have passed")
+
     def test_who_hangs_is_killed(self):
         job = self.prepare("a")
         self.list_jobs((job, ["0.1", "hang"], {"progress_within": 1}))
