@@ -563,6 +563,25 @@ class Ptc(mount.TestCase):
         self.assertIn(f"was replaced by tp{other}-pp1-dp1 ", said)
         self.assertIn(f"{job.name}: tp{other}-pp1-dp1 in force", said)
 
+    def test_what_another_keeps_and_adds_to_is_a_success(self):
+        job = mount.Job(self.mount, "added-to-meanwhile")
+        make_llama.write_model(self.temporary("model"), "68m", seed=1)
+        self.mount.ptc("import", job.name, self.temporary("model"))
+        ptc = [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set"]
+        for tp, pp in ((2, 2), (1, 1), (4, 2), (2, 1)) * 5:
+            process = subprocess.Popen([*ptc, "--tp", str(tp), "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            while process.poll() is None and not job.status()["wanted"].startswith(f"tp{tp}-"):
+                pass
+            process.send_signal(signal.SIGSTOP)
+            self.mount.ptc("layout", job.name, "set", "--pp", str(pp))
+            self.assertEqual(job.wait()["layout"], f"tp{tp}-pp{pp}-dp1")
+            process.send_signal(signal.SIGCONT)
+            out, said = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, said)
+            if f"tp{tp}-pp{pp}-dp1 in force" in out:
+                break  # it was not done before it was stopped
+        self.assertIn(f"tp{tp}-pp{pp}-dp1 in force", out)
+
     def test_edits_at_once_are_all_kept(self):
         job = self.import_model()
         program = [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set"]

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -47,15 +48,21 @@ int replaced(const std::string& what, const JobStatus& by) {
   return kFailed;
 }
 
-/// `saved`: layout.json as it was right after. `status`: the job's since then.
+/// `saved`: layout.json as it was right after. `status`: the job's since then. `is_in`: whether
+/// what was saved is in a later one, too.
 Result<int> report_saved(const Target& target, const SavedLayout& saved, JobStatus status,
-                         bool wait, LastWords& last_words) {
+                         bool wait, LastWords& last_words,
+                         const std::function<Result<bool>(const SavedLayout& later)>& is_in) {
   if (wait) {
     last_words.say(goes_on(target, " to " + saved.wanted));
     PTC_TRY(status, wait_until_settled(target, 0));
   }
-  if (status.wanted != saved.wanted)
-    return replaced(fmt::format("{} (revision {})", saved.wanted, saved.revision), status);
+  if (status.wanted != saved.wanted) {
+    PTC_TRY(const auto later, read_saved_layout(target));
+    PTC_TRY(const bool is_kept, is_in(later));
+    if (!is_kept)
+      return replaced(fmt::format("{} (revision {})", saved.wanted, saved.revision), status);
+  }
   if (wait) {
     fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
     return status.state == "failed" ? kFailed : kDone;
@@ -141,9 +148,17 @@ Result<int> run_set(const Context& context, const std::string& job, const Layout
     if (!saved) return saved.error();
     if (after.text == text) say_unseen(target, before, after);
     lock.reset();
-    std::vector<std::string> ignored;
-    if (edited_layout(theirs, edit, ignored) != theirs) return replaced("what was saved", latest);
-    return report_saved(target, after, latest, wait, last_words);
+    const auto has_it = [&edit](const json::object& one) {
+      std::vector<std::string> ignored;
+      return edited_layout(one, edit, ignored) == one;
+    };
+    if (!has_it(theirs)) return replaced("what was saved", latest);
+    return report_saved(target, after, latest, wait, last_words,
+                        [&](const SavedLayout& later) -> Result<bool> {
+                          if (later.removed) return false;
+                          PTC_TRY(const auto theirs_now, later.layout());
+                          return has_it(theirs_now);
+                        });
   }
 }
 
@@ -257,7 +272,8 @@ Result<int> run_edit(const Context& context, const std::string& job, bool wait) 
       if (after.text == edited || after.removed) {
         say_unseen(target, now, after);
         PTC_TRY(const auto status, read_status(target));
-        return report_saved(target, after, status, wait, *last_words);
+        return report_saved(target, after, status, wait, *last_words,
+                            [&](const SavedLayout& later) { return later.text == edited; });
       }
       PTC_TRY(const auto status, read_status(target));
       return replaced("what was saved", status);
