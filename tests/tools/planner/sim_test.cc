@@ -2,12 +2,16 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <boost/json/parse.hpp>
 #include <map>
+#include <numeric>
 #include <random>
+#include <sstream>
 #include <utility>
 
 #include "store/base/json.h"
 #include "tools/planner/elastic/placement.h"
+#include "tools/planner/profile/csv.h"
 #include "tools/planner/sim/files.h"
 #include "tools/planner/sim/simulator.h"
 
@@ -296,6 +300,173 @@ TEST(Trace, SaysWhereWhatIsWrong) {
   EXPECT_THAT(trace_complaint("time_s,model,minutes,name\n5,bert,1,x\n6,bert,1,x\n"),
               HasSubstr("a second job 'x'"));
   EXPECT_THAT(trace_complaint("time_s,model,minutes\n"), HasSubstr("no job comes"));
+}
+
+/// What jobs.csv and events.jsonl say, read again, and counted without any of the simulator.
+struct Recount {
+  struct OfJob {
+    int arrives = 0, starts = 0, changes = 0, stops = 0, ends = 0, dropped = 0;
+    double since = 0, gpus = 0, gpu_s = 0;
+  };
+  std::map<std::string, OfJob> jobs;
+  std::vector<double> took;
+  double rows = 0, done_in_window = 0, dropped = 0, csv_gpu_hours = 0, csv_changes = 0;
+  double last = 0, gpu_s = 0, changes = 0, failed = 0;
+  int waiting = 0, least_waiting = 0;
+
+  void read_jobs(const std::string& text, double window_s) {
+    const Csv csv = Csv::parse(text, "jobs.csv").value();
+    const auto number = [&](size_t row, const char* title) {
+      return csv.number(row, csv.needed(title).value()).value();
+    };
+    rows = static_cast<double>(csv.rows());
+    for (size_t i = 0; i < csv.rows(); ++i) {
+      dropped += number(i, "dropped");
+      csv_gpu_hours += number(i, "gpu_hours");
+      csv_changes += number(i, "changes");
+      if (csv.at(i, csv.needed("end_s").value()).empty()) continue;
+      done_in_window += number(i, "end_s") <= window_s;
+      took.push_back(number(i, "completion_s"));
+      EXPECT_NEAR(took.back(), number(i, "end_s") - number(i, "arrival_s"), 0.002);
+    }
+  }
+
+  void read_events(const std::string& text) {
+    std::istringstream lines(text);
+    double before = 0;
+    for (std::string line; std::getline(lines, line);) {
+      const json::value event = json::parse(line);
+      const double at = event.at("t_s").to_number<double>();
+      const std::string what(event.at("what").as_string());
+      EXPECT_GE(at, before) << line;
+      before = at;
+      if (!event.as_object().contains("job")) {
+        failed += what == "fails";
+        continue;
+      }
+      OfJob& job = jobs[std::string(event.at("job").as_string())];
+      job.gpu_s += job.gpus * (at - job.since);
+      job.since = at;
+      if (what == "starts" || what == "changes") job.gpus = event.at("gpus").to_number<double>();
+      else job.gpus = 0;
+      if (what == "ends" || what == "is dropped") last = std::max(last, at);
+      job.arrives += what == "arrives", job.starts += what == "starts";
+      job.changes += what == "changes", job.stops += what == "stops";
+      job.ends += what == "ends", job.dropped += what == "is dropped";
+      waiting +=
+          (what == "arrives" || what == "stops") - (what == "starts" || what == "is dropped");
+      least_waiting = std::min(least_waiting, waiting);
+    }
+    for (const auto& [name, job] : jobs) {
+      gpu_s += job.gpu_s;
+      changes += job.changes + std::max(0, job.starts - 1);
+    }
+  }
+
+  /// The least time that so large a part of the jobs took no longer than.
+  double within(double part) const {
+    double least = 1e300;
+    for (const double one : took) {
+      double no_longer = 0;
+      for (const double other : took) no_longer += other <= one;
+      if (no_longer >= part * static_cast<double>(took.size())) least = std::min(least, one);
+    }
+    return least;
+  }
+  double mean() const {
+    return std::accumulate(took.begin(), took.end(), 0.0) / static_cast<double>(took.size());
+  }
+};
+
+/// The lowest place to which a path of the picture goes down.
+double lowest_of(const std::string& svg, const std::string& path) {
+  const size_t from = svg.find("<path class=\"" + path + "\"");
+  const std::string text = svg.substr(from, svg.find("/>", from) - from);
+  double lowest = 0;
+  for (size_t at = text.find('V'); at != std::string::npos; at = text.find('V', at + 1))
+    lowest = std::max(lowest, std::stod(text.substr(at + 1)));
+  return lowest;
+}
+
+TEST(Simulator, ItsFiguresAreThoseOfItsFiles) {
+  double failed = 0, stopped_with_nodes = 0, dropped = 0;
+  for (uint64_t seed = 1; seed <= 6; ++seed)
+    for (const char* policy : {"elastic", "elastic-overtaking", "max-batch"})
+      for (const bool drops : {false, true}) {
+        SCOPED_TRACE(fmt::format("seed {}, {}, drops {}", seed, policy, drops));
+        World world(seed, 60);
+        world.rules.failures_per_day = seed % 2 == 0 ? 0 : 12;
+        world.rules.drops = drops;
+        const Simulated run = world.run(policy, seed);
+        expect_possible(world, run);
+        Recount told;
+        told.read_jobs(jobs_csv(world.kinds, world.jobs, run), world.rules.window_s);
+        told.read_events(events_jsonl(world.nodes, world.jobs, run));
+        ASSERT_EQ(told.jobs.size(), world.jobs.size());
+        for (const auto& [name, job] : told.jobs) {
+          ASSERT_EQ(job.arrives, 1) << name;
+          ASSERT_EQ(job.arrives + job.stops, job.starts + job.dropped) << name;
+          ASSERT_EQ(job.starts, job.stops + job.ends) << name;
+          ASSERT_EQ(job.ends + job.dropped, 1) << name;
+        }
+        EXPECT_GE(told.least_waiting, 0);
+        EXPECT_EQ(told.waiting, 0);
+        const std::string svg = utilisation_svg(world.nodes, run);
+        EXPECT_EQ(lowest_of(svg, "waiting"), lowest_of(svg, "used"));  // both at 0 in the end
+        const json::object of = summary_json(summary_of(world.nodes, world.jobs, run, world.rules));
+        const auto figure = [&](const char* name) { return of.at(name).to_number<double>(); };
+        EXPECT_EQ(figure("jobs"), told.rows);
+        EXPECT_EQ(figure("done"), static_cast<double>(told.took.size()));
+        EXPECT_EQ(figure("done_in_window"), told.done_in_window);
+        EXPECT_EQ(figure("dropped"), told.dropped);
+        EXPECT_NEAR(figure("mean_completion_s"), told.mean(), 0.002);
+        EXPECT_NEAR(figure("median_completion_s"), told.within(0.5), 0.002);
+        EXPECT_NEAR(figure("p99_completion_s"), told.within(0.99), 0.002);
+        EXPECT_NEAR(figure("makespan_s"), told.last, 0.002);
+        EXPECT_EQ(figure("changes"), told.changes);
+        EXPECT_EQ(figure("changes"), told.csv_changes);
+        EXPECT_NEAR(figure("gpu_hours"), told.gpu_s / 3600, 0.01);
+        EXPECT_NEAR(figure("gpu_hours"), told.csv_gpu_hours, 0.01);
+        EXPECT_NEAR(figure("utilisation"), told.gpu_s / (14 * told.last), 0.001);
+        failed += told.failed;
+        dropped += told.dropped;
+        if (told.failed > 0)
+          for (const auto& [name, job] : told.jobs) stopped_with_nodes += job.stops;
+      }
+  // It was about something.
+  EXPECT_GT(failed, 0);
+  EXPECT_GT(stopped_with_nodes, 0);
+  EXPECT_GT(dropped, 0);
+}
+
+/// Half, all, all in a quarter of the time, and twice what there is room for.
+TEST(Workload, ComesAsItsNameSays) {
+  const std::vector<JobToTrain> kinds = {{"a", "m", 1}, {"b", "n", 1}};
+  const auto jobs = [&](Arrivals arrivals, uint32_t gpus = 10) {
+    DrawnWorkload how;
+    how.arrivals = arrivals;
+    how.hours = 400;
+    return draw_jobs(kinds, {10, 20}, gpus, how, 3);
+  };
+  const auto count = [&](Arrivals arrivals) { return static_cast<double>(jobs(arrivals).size()); };
+  // Ten GPUs bear 15 jobs of 40 minutes an hour.
+  EXPECT_NEAR(count(Arrivals::kHigh), 15 * 400, 300);
+  EXPECT_NEAR(count(Arrivals::kLow) / count(Arrivals::kHigh), 0.5, 0.05);
+  EXPECT_NEAR(count(Arrivals::kExtreme) / count(Arrivals::kHigh), 2, 0.1);
+  EXPECT_NEAR(count(Arrivals::kBursty) / count(Arrivals::kHigh), 1, 0.1);
+  EXPECT_NEAR(static_cast<double>(jobs(Arrivals::kHigh, 20).size()) / count(Arrivals::kHigh), 2,
+              0.1);
+  const auto in_first_quarters = [&](Arrivals arrivals) {
+    double in = 0;
+    for (const ArrivingJob& job : jobs(arrivals)) in += std::fmod(job.at_s, 4 * 3600) <= 3600;
+    return in / count(arrivals);
+  };
+  EXPECT_EQ(in_first_quarters(Arrivals::kBursty), 1);
+  EXPECT_NEAR(in_first_quarters(Arrivals::kExtreme), 0.25, 0.05);
+  const auto drawn = jobs(Arrivals::kHigh);
+  const auto of_first = std::count_if(drawn.begin(), drawn.end(),
+                                      [](const ArrivingJob& job) { return job.kind == 0; });
+  EXPECT_NEAR(static_cast<double>(of_first) / static_cast<double>(drawn.size()), 0.5, 0.05);
 }
 
 }  // namespace

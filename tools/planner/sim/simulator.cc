@@ -182,6 +182,7 @@ class Simulation {
     fails_at_ = next_failure();
     const auto node = static_cast<uint32_t>(random_.below(cluster_.nodes()));
     if (!cluster_.works(node)) return;
+    note(SimulatedEvent::What::kFails, node);
     for (const uint32_t index : here_) {
       Job& job = jobs_[index];
       const std::vector<OnNode>& on = cluster_.of(index);
@@ -197,10 +198,10 @@ class Simulation {
       job.left = left;
       job.point.reset();
       job.find_epoch();
+      note(SimulatedEvent::What::kStops, index);
     }
     cluster_.fail(node);
     back_at_[node] = now_ + rules_.repair_s;
-    note(SimulatedEvent::What::kFails, node);
   }
 
   void step() {

@@ -50,6 +50,7 @@ struct Segment {
 };
 
 struct SimulatedEvent {
+  /// kStops: it has no GPUs any more and waits, for others or since its node failed.
   enum class What { kArrives, kStarts, kChanges, kStops, kEnds, kDropped, kFails, kReturns };
   double at = 0;
   What what = What::kArrives;
