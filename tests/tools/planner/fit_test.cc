@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <set>
+#include <utility>
 
 namespace ptc::planner {
 namespace {
@@ -121,6 +123,22 @@ TEST(Fit, NothingIsFasterThanNoSumAtAll) {
   options.most_gpus = 8;
   const Fit found = fit(rows, options).value();
   for (const ProfileRow& row : found.rows) EXPECT_GE(*row.iteration_s, kFixed * 0.1) << row.way();
+}
+
+/// A row that is missing is not known, and may be modelled; one that was out of memory has been
+/// tried.
+TEST(Fit, WhatWasOutOfMemoryIsNotModelledAndWhatIsMissingIs) {
+  std::vector<ProfileRow> rows;
+  for (const uint64_t batch : {8, 32, 128}) rows.push_back(known_row(batch, 1));
+  rows.push_back(known_row(32, 2));
+  rows.push_back(known_row(128, 4));
+  rows.back().iteration_s = std::nullopt;
+  std::set<std::pair<uint64_t, uint32_t>> modelled;
+  const Fit found = fit(rows, {}).value();
+  for (const ProfileRow& row : found.rows) modelled.emplace(row.batch, row.gpus);
+  EXPECT_TRUE(modelled.contains({128, 2}));
+  EXPECT_TRUE(modelled.contains({32, 4}));
+  EXPECT_FALSE(modelled.contains({128, 4}));
 }
 
 }  // namespace

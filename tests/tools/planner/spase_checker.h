@@ -1,4 +1,5 @@
-// A checker of schedules that knows nothing of how they are made, and instances that are drawn.
+// A checker of schedules that knows nothing of how they are made, instances that are drawn, and the
+// shortest schedule of small ones.
 #pragma once
 
 #include <algorithm>
@@ -108,5 +109,45 @@ struct Drawn {
     return made;
   }
 };
+
+/// The shortest there is: all configurations, orders and nodes. `found`: which it is.
+inline double shortest(const Instance& instance, Choice* found = nullptr) {
+  ListScheduler scheduler(instance);
+  Choice choice = simple_choices(instance).front();
+  double best = 1e300;
+  const auto each_node = [&](const auto& self, size_t task) -> void {
+    if (task == instance.tasks.size()) {
+      const double makespan = scheduler.makespan(choice);
+      if (makespan < best && found != nullptr) *found = choice;
+      best = std::min(best, makespan);
+      return;
+    }
+    const Configuration& what = instance.tasks[task].configurations[choice.configuration[task]];
+    if (what.nodes > 1) {
+      choice.node[task] = Choice::kAnyNode;
+      return self(self, task + 1);
+    }
+    for (uint32_t node = 0; node < instance.nodes.size(); ++node) {
+      if (instance.nodes[node].gpus < what.gpus) continue;
+      choice.node[task] = node;
+      self(self, task + 1);
+    }
+  };
+  const auto each_configuration = [&](const auto& self, size_t task) -> void {
+    if (task < instance.tasks.size()) {
+      for (uint32_t i = 0; i < instance.tasks[task].configurations.size(); ++i) {
+        choice.configuration[task] = i;
+        self(self, task + 1);
+      }
+      return;
+    }
+    std::sort(choice.order.begin(), choice.order.end());
+    do {
+      each_node(each_node, 0);
+    } while (std::next_permutation(choice.order.begin(), choice.order.end()));
+  };
+  each_configuration(each_configuration, 0);
+  return best;
+}
 
 }  // namespace ptc::planner

@@ -9,235 +9,19 @@
 #include <numeric>
 #include <random>
 #include <set>
-#include <sstream>
-#include <thread>
 
 #include "store/base/utf8.h"
 #include "tests/tools/planner/spase_checker.h"
 #include "tools/planner/spase/baselines.h"
 #include "tools/planner/spase/gantt.h"
 #include "tools/planner/spase/instance.h"
-#include "tools/planner/spase/literal_model.h"
 #include "tools/planner/spase/schedule.h"
 #include "tools/planner/spase/solver.h"
-#include "tools/planner/spase/time_indexed.h"
 
 namespace ptc::planner {
 namespace {
 
 using testing::HasSubstr;
-
-/// The shortest there is: all configurations, orders and nodes. `found`: which it is.
-double shortest(const Instance& instance, Choice* found = nullptr) {
-  ListScheduler scheduler(instance);
-  Choice choice = simple_choices(instance).front();
-  double best = 1e300;
-  const auto each_node = [&](const auto& self, size_t task) -> void {
-    if (task == instance.tasks.size()) {
-      const double makespan = scheduler.makespan(choice);
-      if (makespan < best && found != nullptr) *found = choice;
-      best = std::min(best, makespan);
-      return;
-    }
-    const Configuration& what = instance.tasks[task].configurations[choice.configuration[task]];
-    if (what.nodes > 1) {
-      choice.node[task] = Choice::kAnyNode;
-      return self(self, task + 1);
-    }
-    for (uint32_t node = 0; node < instance.nodes.size(); ++node) {
-      if (instance.nodes[node].gpus < what.gpus) continue;
-      choice.node[task] = node;
-      self(self, task + 1);
-    }
-  };
-  const auto each_configuration = [&](const auto& self, size_t task) -> void {
-    if (task < instance.tasks.size()) {
-      for (uint32_t i = 0; i < instance.tasks[task].configurations.size(); ++i) {
-        choice.configuration[task] = i;
-        self(self, task + 1);
-      }
-      return;
-    }
-    std::sort(choice.order.begin(), choice.order.end());
-    do {
-      each_node(each_node, 0);
-    } while (std::next_permutation(choice.order.begin(), choice.order.end()));
-  };
-  each_configuration(each_configuration, 0);
-  return best;
-}
-
-/// Rows of a file in LP format, as far as literal_model() writes them.
-class LpFile {
- public:
-  explicit LpFile(const std::string& text) {
-    std::istringstream lines(text);
-    std::string line, section, words;
-    while (std::getline(lines, line)) {
-      if (line.starts_with("\\")) continue;
-      longest_ = std::max(longest_, line.size());
-      if (line.find(' ') != 0) {
-        section = line;
-      } else if (section == "Binaries") {
-        binaries_.insert(line.substr(1));
-      } else if (section == "Subject To") {
-        words += line;
-        if (line.find("= ") != std::string::npos) add(std::exchange(words, ""));
-      }
-    }
-    is_whole_ = section == "End" && words.empty();
-  }
-
-  /// The rows that do not hold, each as it stands.
-  std::vector<std::string> broken(const std::map<std::string, double>& of) const {
-    std::vector<std::string> found;
-    for (const Row& row : rows_) {
-      double left = 0, size = std::abs(row.right);
-      for (const auto& [variable, factor] : row.terms) {
-        const auto value = of.find(variable);
-        if (value == of.end()) return {"nothing is said of " + variable};
-        left += factor * value->second;
-        size = std::max(size, std::abs(factor * value->second));
-      }
-      const double beyond = left - row.right, most = 1e-9 * size;
-      if ((row.sense != ">=" && beyond > most) || (row.sense != "<=" && beyond < -most))
-        found.push_back(row.text);
-    }
-    for (const std::string& one : binaries_)
-      if (!of.contains(one) || (of.at(one) != 0 && of.at(one) != 1)) found.push_back(one);
-    return found;
-  }
-  size_t rows() const { return rows_.size(); }
-  size_t longest_line() const { return longest_; }
-  bool is_whole() const { return is_whole_; }
-
- private:
-  struct Row {
-    std::string text, sense;
-    std::map<std::string, double> terms;
-    double right = 0;
-  };
-  void add(const std::string& text) {
-    Row row{text, "", {}, 0};
-    std::istringstream words(text);
-    std::string name, sign, variable;
-    double factor = 0;
-    words >> name;
-    while (words >> sign && (sign == "+" || sign == "-") && words >> factor >> variable)
-      row.terms[variable] += sign == "-" ? -factor : factor;
-    row.sense = sign;
-    words >> row.right;
-    rows_.push_back(std::move(row));
-  }
-
-  std::vector<Row> rows_;
-  std::set<std::string> binaries_;
-  size_t longest_ = 0;
-  bool is_whole_ = false;
-};
-
-/// What the variables of the literal model are in a schedule.
-std::map<std::string, double> values_of(const Instance& instance, const Schedule& schedule) {
-  std::map<std::string, double> of{{"C", schedule.makespan}};
-  std::vector<double> starts(instance.tasks.size());
-  for (const Run& run : schedule.runs) {
-    starts[run.task] = run.start;
-    for (size_t s = 0; s < instance.tasks[run.task].configurations.size(); ++s)
-      of[fmt::format("B_{}_{}", run.task, s)] = s == run.configuration;
-    for (size_t n = 0; n < instance.nodes.size(); ++n) {
-      of[fmt::format("O_{}_{}", run.task, n)] = n == run.on.front().node;
-      for (uint32_t g = 0; g < instance.nodes[n].gpus; ++g) {
-        const std::vector<uint32_t>& has = run.on.front().gpus;
-        of[fmt::format("I_{}_{}_{}", run.task, n, g)] = run.start;
-        of[fmt::format("P_{}_{}_{}", run.task, n, g)] =
-            n == run.on.front().node && std::find(has.begin(), has.end(), g) != has.end();
-      }
-    }
-  }
-  for (size_t a = 0; a < starts.size(); ++a)
-    for (size_t b = a + 1; b < starts.size(); ++b)
-      of[fmt::format("A_{}_{}", a, b)] = starts[a] > starts[b];
-  return of;
-}
-
-TEST(SpaseModel, TheShortestScheduleSatisfiesEveryRow) {
-  Drawn drawn{std::mt19937_64(planner_seed())};
-  for (int turn = 0; turn < 12; ++turn) {
-    Instance instance = drawn.instance(2 + drawn.below(3), 1 + drawn.below(2), 4, 3);
-    for (Task& task : instance.tasks) {
-      std::erase_if(task.configurations, [](const Configuration& one) { return one.nodes > 1; });
-      if (task.configurations.empty()) task.configurations.push_back({1, 1, 7, 8, "ddp"});
-    }
-    const auto text = literal_model(instance);
-    ASSERT_TRUE(text.has_value()) << text.error().message();
-    const LpFile file(text.value());
-    ASSERT_TRUE(file.is_whole());
-    ASSERT_LE(file.longest_line(), 255u);
-    Choice choice;
-    const double best = shortest(instance, &choice);
-    const Schedule schedule = ListScheduler(instance).schedule(choice);
-    ASSERT_EQ(schedule.makespan, best);
-    const auto values = values_of(instance, schedule);
-    ASSERT_THAT(file.broken(values), testing::IsEmpty()) << text.value();
-    // It is no model of anything: what is no schedule breaks a row.
-    auto shorter = values;
-    shorter["C"] *= 0.99;
-    EXPECT_THAT(file.broken(shorter), testing::Not(testing::IsEmpty()));
-    auto without = values;
-    without["O_0_0"] = 1 - without["O_0_0"];
-    EXPECT_THAT(file.broken(without), testing::Not(testing::IsEmpty()));
-    for (const planner::Run& a : schedule.runs)
-      for (const planner::Run& b : schedule.runs) {
-        if (a.start == 0 || a.end <= b.start || a.on.front().node != b.on.front().node) continue;
-        std::vector<uint32_t> both;
-        std::set_intersection(a.on.front().gpus.begin(), a.on.front().gpus.end(),
-                              b.on.front().gpus.begin(), b.on.front().gpus.end(),
-                              std::back_inserter(both));
-        if (both.empty() || a.task == b.task) continue;
-        auto at_once = values;  // a begins when b does, on a GPU that b has
-        for (auto& [name, value] : at_once)
-          if (name.starts_with(fmt::format("I_{}_", a.task))) value = b.start;
-        EXPECT_THAT(file.broken(at_once), testing::Not(testing::IsEmpty()));
-      }
-  }
-}
-
-TEST(SpaseModel, WhatItHasNoneOfIsSaid) {
-  Instance instance;
-  instance.nodes = {{"w0", 8}, {"w1", 8}};
-  instance.tasks = {{"wide", {{16, 2, 40, 8, "a"}}, {}}};
-  EXPECT_THAT(literal_model(instance).error().message(),
-              HasSubstr("task 'wide': it runs on several nodes"));
-  instance.tasks.assign(500, {"t", {{1, 1, 40, 8, "a"}, {8, 1, 10, 8, "a"}}, {}});
-  EXPECT_THAT(literal_model(instance).error().message(), HasSubstr("1000000 is the most"));
-}
-
-TEST(TimeIndexed, IsNeverAboveTheShortest) {
-  if (!TimeIndexedSearch::is_there()) GTEST_SKIP() << "it was built without CBC";
-  Drawn drawn{std::mt19937_64(planner_seed())};
-  int closer = 0;
-  for (int turn = 0; turn < 12; ++turn) {
-    const Instance instance = drawn.instance(2 + drawn.below(3), 1 + drawn.below(2), 4, 3);
-    Choice choice;
-    const double best = shortest(instance, &choice);
-    for (const double known : {best, 1.3 * best}) {
-      TimeIndexedSearch search(instance, known, std::chrono::seconds(60));
-      std::optional<TimeIndexed> found;
-      while (search.goes_on() && !found) {
-        found = search.found();
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-      ASSERT_TRUE(found);
-      EXPECT_LE(found->lower_bound, best * (1 + 1e-9));
-      EXPECT_GE(found->lower_bound, lower_bound_of(instance) * (1 - 1e-5) - best / 20);
-      closer += found->lower_bound > lower_bound_of(instance) * (1 + 1e-5);
-      if (found->choice.order.empty()) continue;
-      ListScheduler scheduler(instance);
-      EXPECT_EQ(wrong_with(instance, scheduler.schedule(found->choice)), "");
-    }
-  }
-  EXPECT_GT(closer, 0);
-}
 
 TEST(Spase, EverySchedulePassesTheChecker) {
   Drawn drawn{std::mt19937_64(planner_seed())};
@@ -268,6 +52,42 @@ TEST(Spase, FindsTheShortestOfSmallOnes) {
     ASSERT_LE(solution.lower_bound, best * (1 + 1e-9));
     ASSERT_LE(solution.schedule.makespan, best * (1 + 1e-9));
     ASSERT_GE(solution.schedule.makespan, best * (1 - 1e-9));
+  }
+}
+
+TEST(Spase, TheShortestIsBetweenTheBoundAndEachBaseline) {
+  Drawn drawn{std::mt19937_64(planner_seed())};
+  for (int turn = 0; turn < 40; ++turn) {
+    Instance instance = drawn.instance(1 + drawn.below(4), 1 + drawn.below(2), 4, 3);
+    for (Task& task : instance.tasks)
+      if (drawn.below(2) == 0) {
+        task.usual = {task.configurations[drawn.below(task.configurations.size())]};
+        task.usual.front().seconds *= 1 + 0.1 * static_cast<double>(drawn.below(5));
+      }
+    const double best = shortest(instance);
+    ASSERT_LE(lower_bound_of(instance), best * (1 + 1e-9));
+    std::set<std::string> names;
+    for (const Baseline& other : baselines(instance, drawn.below(100))) {
+      names.insert(other.name);
+      if (other.name == "optimus, dynamic") continue;  // tasks change their configurations there
+      ASSERT_LE(best, other.makespan * (1 + 1e-9)) << other.name;
+    }
+    ASSERT_THAT(names, testing::ElementsAre("current practice", "max", "min", "optimus",
+                                            "optimus, dynamic", "random"));
+  }
+}
+
+/// However many tasks there are. (How long it takes beyond its time is the machine's, too.)
+TEST(Spase, TheSearchEndsWhenItsTimeIsOver) {
+  Drawn drawn{std::mt19937_64(7)};
+  const Instance instance = drawn.instance(600, 64, 8, 5);
+  for (const int most : {1, 200}) {
+    SolverOptions options;
+    options.time = std::chrono::milliseconds(most);
+    const Solution solution = solve(instance, options);
+    EXPECT_EQ(wrong_with(instance, solution.schedule), "");
+    EXPECT_TRUE(solution.optimal() || solution.seconds >= most / 1000.0) << solution.seconds;
+    EXPECT_LT(solution.seconds, 30);
   }
 }
 
@@ -393,6 +213,29 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
   EXPECT_THAT(
       instance_complaint(job(R"("model": "wide")"), rows),
       HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least, and the largest node has 4"));
+}
+
+/// Numbers of GPUs and batches that no row has are not known. Nothing is made up for them, and
+/// nobody is told that memory was short.
+TEST(SpaseInstance, ARowThatIsMissingIsUnknownAndNotOutOfMemory) {
+  const std::string jobs =
+      R"({"cluster": {"nodes": [4]}, "profiles": "p.csv",
+          "jobs": [{"name": "a", "model": "m", "samples": 80}]})";
+  const std::string titles = "model,batch,gpus,iteration_s\n";
+  EXPECT_THAT(instance_complaint(jobs, titles + "m,8,8,1\n"),
+              testing::AllOf(HasSubstr("'m' needs 8 GPUs at least, and the largest node has 4"),
+                             testing::Not(HasSubstr("memory"))));
+  EXPECT_THAT(instance_complaint(jobs, titles + "m,8,1,oom\nm,8,2,oom\nm,8,8,1\n"),
+              testing::Not(HasSubstr("memory")));
+  EXPECT_THAT(instance_complaint(jobs, titles + "m,8,1,oom\nm,8,2,oom\n"),
+              HasSubstr("was out of memory in all that its profiles tried"));
+  JobsAndProfiles from;
+  from.file = parse_jobs_file(jobs, "jobs.json").value();
+  from.rows = parse_profiles(titles + "m,8,1,1\nm,8,3,0.5\nm,8,4,oom\n", "p.csv").value();
+  std::vector<uint32_t> gpus;
+  const Instance instance = make_instance(from).value();
+  for (const Configuration& one : instance.tasks.front().configurations) gpus.push_back(one.gpus);
+  EXPECT_THAT(gpus, testing::ElementsAre(1, 3));
 }
 
 TEST(SpaseInstance, WhatWasMeasuredOverNodesIsNotTakenForOne) {
