@@ -106,7 +106,10 @@ class Found(CarriedOut):
         self.list_jobs((job, ["0.02"], {}), gpus=8)
 
         def told():
-            return json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"][0]
+            done = self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json")
+            self.assertRegex(done.stderr, rf"\Aptc: .*profiles\.csv: line 5, column 5: job '{os.path.basename(job.path)}': "
+                                          r"tp7-pp1-dp1 cannot be had: [^\n]+\n\Z")
+            return json.loads(done.stdout)["jobs"][0]
         dry = told()
         self.OPTIONS = ()
         self.begin("--until-done")
@@ -119,6 +122,34 @@ class Found(CarriedOut):
         jobs["jobs"][0]["samples"] = 10 ** 9  # then what is fastest is worth any price
         self.write("jobs.json", json.dumps(jobs))
         self.assertEqual(told()["then"]["gpus"], 4)
+
+    def test_where_nothing_can_be_had_nothing_is_told(self):
+        job = self.prepare("a")
+        self.write("profiles.csv", f"model,batch,tp,pp,dp,iteration_s\nm,{BATCH},7,1,1,1\n")  # which tensors of 8 heads do not allow
+        self.list_jobs((job, ["0.02"], {}), gpus=8)
+        done = self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("profiles.csv: line 2, column 5: job ", done.stderr)
+        self.assertRegex(done.stderr, r"jobs\.json: line 1, column \d+: job .*: nothing can be had of what the profiles have of 'm'")
+
+    def test_what_is_wrong_leaves_nothing_behind(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1"], {}))
+        good = json.loads(mount.read_text(self.path("jobs.json")))
+        for change, error in (({"model": "n"}, "no profile has a model 'n'"), ({"batch": 3}, "a batch of 3; there is 4"),
+                              ({"technique": "x"}, "has a technique 'x'"), ({"now": {"gpus": 5}}, "the cluster has 4"),
+                              ({"run": []}, "'run' is a program"), ({"name": "../x"}, "cannot be the name of a job in a mount"),
+                              ({"deadline": "2020-01-01T00:00Z"}, "is past already")):
+            self.write("jobs.json", json.dumps({**good, "jobs": [{**good["jobs"][0], **change}]}))
+            there = sorted(os.listdir(self.at))
+            for command in (["autoscale"], ["spase", "run"]):
+                with self.subTest(error, command=command):
+                    done = self.mount.ptc(*command, self.path("jobs.json"), "--logs", self.path("logs"), check=False)
+                    self.assertEqual(done.returncode, 1)
+                    self.assertRegex(done.stderr, r"jobs\.json: line 1, column \d+: ")
+                    self.assertIn(error, done.stderr)
+                    self.assertEqual(sorted(os.listdir(self.at)), there)
+                    self.assertFalse(os.path.exists(job.file("autoscale.json")))
 
     @unittest.skipUnless(os.getuid() == 0, "only root limits space")
     def test_what_cannot_be_written_down_is_not_begun(self):

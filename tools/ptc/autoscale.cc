@@ -172,6 +172,31 @@ planner::ScalingRules rules_of(const AutoscaleOptions& options, const planner::P
   return rules;
 }
 
+/// What a job cannot have in its mount.
+struct Refused {
+  planner::CurvePoint point;
+  std::string why;
+};
+
+/// Names each, and where the profiles have it. kInvalidArgument: nothing is left of the curve.
+Result<> tell_refused(const planner::JobsAndProfiles& from, const Line& line,
+                      const std::vector<Refused>& refused) {
+  const planner::JobToTrain& job = *line.job;
+  for (const Refused& one : refused) {
+    const auto row =
+        std::find_if(from.rows.begin(), from.rows.end(), [&](const planner::ProfileRow& any) {
+          return any.model == job.model && any.gpus == one.point.gpus && any.way() == one.point.way;
+        });
+    const std::string place = row == from.rows.end() ? from.file.name : from.place(*row);
+    fmt::print(stderr, "ptc: {}: job {}: {} cannot be had: {}\n", printable(place),
+               ptc::quoted(job.name), printable(one.point.way), printable(one.why));
+  }
+  if (!line.curve->empty()) return ok();
+  return from.file.error(
+      job, "model",
+      fmt::format("nothing can be had of what the profiles have of {}", ptc::quoted(job.model)));
+}
+
 /// Jobs as a mount has them, which tells what a change costs.
 class InMount {
  public:
@@ -204,30 +229,34 @@ class InMount {
   /// GPUs of jobs that it decides for no more.
   uint32_t held() const { return held_; }
   /// What a change to each point of its curve costs, if it is in the mount. Points that it cannot
-  /// have there are left out, unless none is left then.
-  void tell_prices(Line& line) const {
+  /// have there are left out, and returned.
+  std::vector<Refused> tell_prices(Line& line) const {
     const std::string& name = line.job->name;
     const auto seen = seen_.find(name);
-    if (seen == seen_.end()) return;
+    if (seen == seen_.end()) return {};
     const auto ask_mount = [this](const json::object& request) { return ask(mount_, request); };
     std::map<std::pair<std::string, uint32_t>, std::optional<double>> known;  // by layout
     planner::Curve possible{.points = {}, .of_one_gpu = line.curve->of_one_gpu};
     std::vector<double> prices;
+    std::vector<Refused> refused;
     for (const planner::CurvePoint& point : line.curve->points) {
       const auto [price, is_new] = known.try_emplace({point.way, point.gpus}, line.usual_price);
       if (is_new) {
         const auto movement = planner::movement_to(ask_mount, name, seen->second, point);
         if (movement.has_value())
           price->second = prices_.of(name, movement.value(), line.job->now.has_value());
-        else if (movement.error().code() == Code::kInvalidArgument) price->second.reset();
+        else if (movement.error().code() == Code::kInvalidArgument) {
+          price->second.reset();
+          refused.push_back({point, movement.error().message()});
+        }
       }
       if (!price->second) continue;
       possible.points.push_back(point);
       prices.push_back(*price->second);
     }
-    if (possible.empty()) return;
     line.curve = std::make_shared<const planner::Curve>(std::move(possible));
     line.prices = std::move(prices);
+    return refused;
   }
 
  private:
@@ -250,28 +279,28 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
     else fmt::print("No job is left to decide for.\n");
     return kDone;
   }
-  if (!options.device.empty()) from.file.device = options.device;
+  from.file.choose_device(options.device);
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
-  const std::string name = planner::input_name(options.file);
   PTC_TRY(auto rows, planner::rows_of_jobs(from));
   planner::PolicyCurves curves(policy, rows, from.file.jobs, from.file.nodes);
+  PTC_TRY(curves.check(from.file));
   planner::ScalingRules rules = rules_of(options, policy);
   const planner::ScalingRules told = rules;
   if (policy.ignores_prices) rules.change_s = rules.start_s = 0;
   std::vector<Line> lines;
-  uint32_t gpus = 0;
-  for (const planner::NodeOfCluster& node : from.file.nodes) gpus += node.gpus;
+  uint32_t gpus = from.file.gpus();
   if (in_mount) gpus -= std::min(gpus, in_mount->held());
   for (uint32_t i = 0; i < from.file.jobs.size(); ++i) {
     const planner::JobToTrain& job = from.file.jobs[i];
     Line& line = lines.emplace_back();
     line.job = &job;
-    Result<const planner::Curve*> curve =
-        curves.of({job.name, i, 0, job.samples, job.now ? job.now->gpus : 0}, i);
-    if (curve.has_error()) return std::move(curve).error().with_context(name);
-    line.curve = std::make_shared<const planner::Curve>(*curve.value());
+    PTC_TRY(const planner::Curve* curve,
+            curves.of({job.name, i, 0, job.samples, job.now ? job.now->gpus : 0}, i));
+    line.curve = std::make_shared<const planner::Curve>(*curve);
     line.usual_price = job.now ? told.change_s : told.start_s;
-    if (in_mount && !options.price) in_mount->tell_prices(line);
+    if (in_mount && !options.price) {
+      PTC_TRY(tell_refused(from, line, in_mount->tell_prices(line)));
+    }
     if (job.now) line.now = point_of(*line.curve, *job.now);
   }
   std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {

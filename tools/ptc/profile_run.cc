@@ -78,8 +78,8 @@ Result<int> run_profile_run(const ProfileRunOptions& options) {
                                          ? std::filesystem::absolute(options.file).parent_path()
                                          : std::filesystem::current_path();
   if (!options.output && file.profiles.size() != 1)
-    return invalid_argument("{} names {} profiles: -o says which is written",
-                            planner::input_name(options.file), file.profiles.size());
+    return invalid_argument("{}: {} profiles: -o says which is written", file.place({"profiles"}),
+                            file.profiles.size());
   const std::string output = options.output ? *options.output : (base / file.profiles[0]).string();
   std::vector<planner::ProfileRow> rows;
   if (::access(output.c_str(), F_OK) == 0) {
@@ -103,7 +103,7 @@ Result<int> run_profile_run(const ProfileRunOptions& options) {
   std::vector<planner::ProfileRow> of_device;
   for (const planner::ProfileRow& row : rows)
     if (row.device == device) of_device.push_back(row);
-  PTC_TRY(const auto trials, planner::trials_of(file.jobs, techniques, gpus, of_device));
+  PTC_TRY(const auto trials, planner::trials_of(file, techniques, gpus, of_device));
   PTC_TRY(const auto scratch, ScratchDirectory::make());
   settings.scratch = scratch.path();
   settings.directory = base.string();

@@ -143,7 +143,7 @@ class Simulator {
     PTC_TRY(how_, workload_of(options_));
     PTC_TRY(policies_, policies());
     PTC_TRY(from_, planner::read_jobs_file(options_.file));
-    if (!options_.device.empty()) from_.file.device = options_.device;
+    from_.file.choose_device(options_.device);
     for (const std::string& remark : from_.remarks)
       fmt::print(stderr, "ptc: {}\n", printable(remark));
     rules_ = rules_of(options_);
@@ -153,13 +153,11 @@ class Simulator {
       PTC_TRY(efficiency_, planner::read_efficiency(text, planner::input_name(*options_.goodput)));
     }
     PTC_TRY(prices_, prices());
-    Result<> prepared = prepare();
-    if (prepared.has_error())
-      return std::move(prepared).error().with_context(planner::input_name(options_.file));
+    PTC_TRY(prepare());
     if (options_.trace) {
       PTC_TRY(const std::string text, planner::read_input(*options_.trace, kMostTraceBytes));
       PTC_TRY(trace_, planner::read_trace(text, planner::input_name(*options_.trace),
-                                          from_.file.jobs, of_one_gpu_));
+                                          from_.file.jobs, of_one_gpu_, gpus_));
     }
     return simulate_all();
   }
@@ -197,7 +195,7 @@ class Simulator {
                                                : std::filesystem::path();
       auto model = model_of_directory((beside / job.state_directory).string(), std::nullopt);
       if (model.has_error())
-        return std::move(model).error().with_context("job " + ptc::quoted(job.name) + ": 'state'");
+        return from_.file.error(job, "state", "'state': " + model.error().message());
       state.tensors = std::make_shared<const Model>(std::move(model).value());
     }
     return planner::planned_prices(from_.file.jobs, std::move(states), from_.file.nodes, costs);
@@ -209,11 +207,18 @@ class Simulator {
     PTC_TRY(const planner::Policy reference, planner::parse_policy("elastic"));
     planner::PolicyCurves curves(reference, rows_, from_.file.jobs, from_.file.nodes, nullptr,
                                  options_.spreads);
+    PTC_TRY(curves.check(from_.file));
     for (uint32_t i = 0; i < from_.file.jobs.size(); ++i) {
       PTC_TRY(const planner::Curve* curve, curves.of({from_.file.jobs[i].name, i}, 0));
+      if (options_.priced) {
+        Result<> planned = prices_->check(i, *curve);
+        if (planned.has_error())
+          return std::move(planned).error().with_context(
+              from_.file.place({"jobs", std::to_string(i), "state"}));
+      }
       of_one_gpu_.push_back(curve->of_one_gpu);
     }
-    for (const planner::NodeOfCluster& node : from_.file.nodes) gpus_ += node.gpus;
+    gpus_ = from_.file.gpus();
     return ok();
   }
 

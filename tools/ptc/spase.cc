@@ -57,7 +57,7 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
 
 Result<int> run_plan(const PlanOptions& options) {
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
-  if (!options.device.empty()) from.file.device = options.device;
+  from.file.choose_device(options.device);
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   std::optional<OutputFile> picture;
   if (options.svg) {
@@ -78,10 +78,7 @@ Result<int> run_plan(const PlanOptions& options) {
   const planner::SolverOptions how = solver_options(options);
   {
     const Waiting waiting("computing what others would take …");
-    Result<planner::Instance> made = planner::make_instance(from);
-    if (made.has_error())
-      return std::move(made).error().with_context(planner::input_name(options.file));
-    instance = std::move(made).value();
+    PTC_TRY(instance, planner::make_instance(from));
     if (model) {
       PTC_TRY(const std::string text, planner::literal_model(*instance));
       PTC_TRY(model->write(text));

@@ -77,16 +77,14 @@ std::vector<Step> rehearsed(const planner::Instance& instance, const RehearseOpt
 
 Result<int> run_rehearse(const RehearseOptions& options) {
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
-  if (!options.device.empty()) from.file.device = options.device;
+  from.file.choose_device(options.device);
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
-  Result<planner::Instance> instance = planner::make_instance(from);
-  if (instance.has_error())
-    return std::move(instance).error().with_context(planner::input_name(options.file));
+  PTC_TRY(const planner::Instance instance, planner::make_instance(from));
   const Interruptions noted(Interruptions::kFirst);
   std::vector<Step> steps;
   {
     const Waiting waiting("rehearsing …");
-    steps = rehearsed(instance.value(), options);
+    steps = rehearsed(instance, options);
   }
   const double practice = steps.front().told.makespan;
   if (options.as_json) {

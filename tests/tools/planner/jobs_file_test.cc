@@ -116,6 +116,49 @@ TEST(JobsFile, SaysWhereWhatIsWrong) {
               testing::HasSubstr("line 1, column"));
 }
 
+TEST(JobsFile, NobodyHasMoreGpusThanThereAre) {
+  const auto of = [](uint32_t gpus) {
+    return jobs_complaint(fmt::format(
+        R"({{"cluster": {{"nodes": [1, 2]}}, "profiles": "p.csv", "jobs": [
+  {{"name": "a", "model": "m", "samples": 1, "now": {{"gpus": {}}}}}]}})",
+        gpus));
+  };
+  EXPECT_EQ(of(3), "taken");
+  EXPECT_EQ(of(4), "jobs.json: line 2, column 61: job 'a': it has 4 GPUs, and the cluster has 3");
+}
+
+TEST(JobsFile, ErrorsThatComeLaterHaveTheirPlaces) {
+  JobsFile file = parse_jobs_file(
+                      R"({"cluster": {"nodes": [1], "device": "A100"}, "profiles": ["p.csv"],
+ "jobs": [{"name": "a", "model": "m", "samples": 1},
+          {"name": "b", "model": "n", "samples": 1, "batch": [2, 4]}]})",
+                      "jobs.json")
+                      .value();
+  file.jobs.erase(file.jobs.begin());  // places stay
+  const JobToTrain& job = file.jobs.front();
+  EXPECT_EQ(file.error(job, "batch", "no").message(), "jobs.json: line 3, column 62: job 'b': no");
+  EXPECT_EQ(file.error(job, "technique", "no").message(),
+            "jobs.json: line 3, column 11: job 'b': no");
+  EXPECT_EQ(file.place({"profiles", "0"}), "jobs.json: line 1, column 60");
+  EXPECT_EQ(file.place({"cluster", "device"}), "jobs.json: line 1, column 38");
+  JobsAndProfiles from{
+      file, parse_profiles("model,batch,gpus,iteration_s,device\nn,4,1,1,A100\n", "p.csv").value()};
+  EXPECT_TRUE(rows_of_jobs(from).has_value());
+  from.file.choose_device("");
+  EXPECT_TRUE(rows_of_jobs(from).has_value());
+  from.file.choose_device("H100");
+  EXPECT_EQ(
+      rows_of_jobs(from).error().message(),
+      "jobs.json: no profile of 'n' is of GPUs 'H100' (did you mean 'A100'?); there is 'A100'");
+  from.read = {"jobs.json", "p.csv"};
+  from.rows.front().file = 1;
+  EXPECT_EQ(from.place(from.rows.front()), "p.csv: line 2, column 1");
+  from.rows.front().model = "nm";
+  EXPECT_EQ(rows_of_jobs(from).error().message(),
+            "jobs.json: line 3, column 34: job 'b': no profile has a model 'n' (did you mean "
+            "'nm'?); there is 'nm'");
+}
+
 TEST(JobsFile, SaysWhatIsWrongWithNodes) {
   const auto with = [](std::string_view cluster) {
     return jobs_complaint(fmt::format(R"({{"cluster": {}}})", cluster));

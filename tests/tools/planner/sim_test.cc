@@ -207,7 +207,9 @@ TEST(Simulator, AJobThatFitsNowhereIsNamed) {
   const auto prices = constant_prices(30, 30);
   const auto run = simulate(world.nodes, {{"big-1", 1, 0, 100}}, curves, *prices, world.rules, 1);
   ASSERT_TRUE(run.has_error());
-  EXPECT_THAT(run.error().message(), HasSubstr("'big-1'"));
+  EXPECT_EQ(run.error().message(),
+            "job 'big-1': it fits nowhere: 'large' needs 4 GPUs at least, and the largest node has "
+            "2 (of 2 in all; beyond a node, whole nodes of that size)");
 }
 
 TEST(Simulator, EndsWhereItIsStoppedAndAfterAHundredYears) {
@@ -271,7 +273,7 @@ TEST(Workload, ComesAsOftenAsIsSaid) {
 
 std::string trace_complaint(const std::string& text) {
   const std::vector<JobToTrain> kinds = {{"a", "bert", 1}, {"b", "gpt2", 1}};
-  const auto jobs = read_trace(text, "t.csv", kinds, {10, 20});
+  const auto jobs = read_trace(text, "t.csv", kinds, {10, 20}, 8);
   return jobs.has_error() ? jobs.error().message() : "taken";
 }
 
@@ -279,7 +281,7 @@ TEST(Trace, IsReadInTheOrderOfTimes) {
   const std::vector<JobToTrain> kinds = {{"a", "bert", 1}, {"b", "gpt2", 1}};
   const auto jobs = read_trace(
       "\xEF\xBB\xBFtime_s,model,minutes,samples,gpus,name\r\n20,gpt2,2,,4,x\r\n10,bert,,500,,\r\n",
-      "t.csv", kinds, {10, 20});
+      "t.csv", kinds, {10, 20}, 4);
   ASSERT_TRUE(jobs.has_value()) << jobs.error().message();
   ASSERT_THAT(jobs.value(), SizeIs(2));
   EXPECT_EQ(jobs.value()[0].name, "a-2");
@@ -300,6 +302,8 @@ TEST(Trace, SaysWhereWhatIsWrong) {
   EXPECT_THAT(trace_complaint("time_s,model,minutes,name\n5,bert,1,x\n6,bert,1,x\n"),
               HasSubstr("a second job 'x'"));
   EXPECT_THAT(trace_complaint("time_s,model,minutes\n"), HasSubstr("no job comes"));
+  EXPECT_EQ(trace_complaint("time_s,model,minutes,gpus\n5,bert,1,8\n6,bert,1,9\n"),
+            "t.csv: line 3, column 10 (gpus): 9 GPUs, and the cluster has 8");
 }
 
 /// What jobs.csv and events.jsonl say, read again, and counted without any of the simulator.

@@ -192,6 +192,7 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
         R"({{"cluster": {{"nodes": [4, 4]}}, "profiles": "p.csv", "jobs": [{{"name": "a", "samples": 8, {}}}]}})",
         of);
   };
+  const std::string at_model = "jobs.json: line 1, column 99: job 'a': ";
   const std::string rows =
       "model,batch,gpus,max_gpus_per_node,iteration_s\ngpt2,8,16,8,1\ngpt2,8,8,4,1\nbert,8,1,1,"
       "oom\nwide,8,6,6,1\n";
@@ -199,20 +200,24 @@ TEST(SpaseInstance, SaysWhyAJobFitsNowhere) {
       instance_complaint(job(R"("model": "net")"),
                          "model,batch,gpus,iteration_s,origin\nnet,8,1,oom,none: it took more than "
                          "60 s\nnet,8,2,oom,none: it took more than 60 s\nnet,8,4,oom,none: no\n"),
-      "job 'a': 'net' had no time in any trial: it took more than 60 s (and 1 other reason); "
-      "\"ptc profile run --again --within S\" gives it longer");
+      at_model +
+          "'net' had no time in any trial: it took more than 60 s (and 1 other reason); "
+          "\"ptc profile run --again --within S\" gives it longer");
   EXPECT_EQ(instance_complaint(job(R"("model": "gpt2")"), rows), "taken");  // both nodes
+  EXPECT_EQ(instance_complaint(job(R"("model": "gpt")"), rows),
+            at_model +
+                "no profile has a model 'gpt' (did you mean 'gpt2'?); there are 'bert', 'gpt2', "
+                "'wide'");
   EXPECT_EQ(
-      instance_complaint(job(R"("model": "gpt")"), rows),
-      "job 'a': no profile has a model 'gpt' (did you mean 'gpt2'?); there are 'bert', 'gpt2', "
-      "'wide'");
-  EXPECT_EQ(instance_complaint(job(R"("model": "gpt2", "batch": 16)"), rows),
-            "job 'a': no profile of 'gpt2' has a batch of 16; there is 8");
+      instance_complaint(job(R"("model": "gpt2", "batch": 16)"), rows),
+      "jobs.json: line 1, column 116: job 'a': no profile of 'gpt2' has a batch of 16; there is 8");
   EXPECT_EQ(instance_complaint(job(R"("model": "bert")"), rows),
-            "job 'a': 'bert' was out of memory in all that its profiles tried");
-  EXPECT_THAT(
+            at_model + "'bert' was out of memory in all that its profiles tried");
+  EXPECT_EQ(
       instance_complaint(job(R"("model": "wide")"), rows),
-      HasSubstr("it fits nowhere: 'wide' needs 6 GPUs at least, and the largest node has 4"));
+      at_model +
+          "it fits nowhere: 'wide' needs 6 GPUs at least, and the largest node has 4 (of 8 in "
+          "all; beyond a node, whole nodes of that size)");
 }
 
 /// Numbers of GPUs and batches that no row has are not known. Nothing is made up for them, and
@@ -244,7 +249,8 @@ TEST(SpaseInstance, WhatWasMeasuredOverNodesIsNotTakenForOne) {
           "jobs": [{"name": "a", "model": "moe", "samples": 8}]})",
       "model,batch,gpus,max_gpus_per_node,iteration_s\nmoe,8,16,8,1\nmoe,8,32,8,1\n");
   EXPECT_EQ(said,
-            "job 'a': it fits nowhere: 'moe' was measured with 16 GPUs of which at most 8 were on "
+            "jobs.json: line 2, column 43: job 'a': it fits nowhere: 'moe' was measured with 16 "
+            "GPUs of which at most 8 were on "
             "one node, and that is not taken for one node (the largest has 1024): how fast it is "
             "there is not known");
 }
@@ -258,7 +264,11 @@ TEST(SpaseInstance, TakesOneKindOfGpu) {
   };
   const std::string rows = "model,batch,gpus,device,iteration_s\nm,8,1,A100,1\nm,8,2,H100,0.1\n";
   EXPECT_THAT(instance_complaint(jobs(""), rows),
-              HasSubstr("several kinds of GPU, 'A100', 'H100'"));
+              testing::AllOf(testing::StartsWith("jobs.json: line 1, column 13: "),
+                             HasSubstr("several kinds of GPU, 'A100', 'H100'")));
+  EXPECT_THAT(instance_complaint(jobs(R"(, "device": "A10")"), rows),
+              testing::AllOf(testing::StartsWith("jobs.json: line 1, column 38: "),
+                             HasSubstr("(did you mean 'A100'?)")));
   JobsAndProfiles from;
   from.file = parse_jobs_file(jobs(R"(, "device": "A100")"), "jobs.json").value();
   from.rows = parse_profiles(rows, "p.csv").value();
@@ -284,9 +294,9 @@ TEST(SpaseInstance, HasWhatItsNodesCanGive) {
   EXPECT_NEAR(solve(instance.value(), {}).schedule.makespan, 396, 1e-6);
   from.file.jobs.front().technique = "dpp";
   from.rows.front().technique = "ddp";
-  EXPECT_EQ(
-      make_instance(from).error().message(),
-      "job 'a': no profile of 'm' has a technique 'dpp' (did you mean 'ddp'?); there is 'ddp'");
+  EXPECT_EQ(make_instance(from).error().message(),
+            "jobs.json: line 2, column 32: job 'a': no profile of 'm' has a technique 'dpp' (did "
+            "you mean 'ddp'?); there is 'ddp'");
 }
 
 TEST(Spase, WhatTakesSeveralNodesLeavesTheOthersInTheBaselines) {

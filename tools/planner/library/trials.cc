@@ -257,7 +257,7 @@ Result<std::vector<std::string>> techniques_in(const std::string& library) {
   return names;
 }
 
-Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
+Result<std::vector<Trial>> trials_of(const JobsFile& file,
                                      const std::vector<std::string>& techniques, uint32_t most_gpus,
                                      const std::vector<ProfileRow>& known) {
   struct Model {
@@ -266,19 +266,18 @@ Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
   };
   std::vector<std::string> order;
   std::map<std::string, Model> models;
-  for (const JobToTrain& job : jobs) {
+  for (const JobToTrain& job : file.jobs) {
     if (job.most_batch > kMostBatch)
-      return invalid_argument("job {}: 'batch' is missing: which are to be tried, [16, 256]",
-                              ptc::quoted(job.name));
+      return file.error(job, "", "'batch' is missing: which are to be tried, [16, 256]");
     Model& model = models[job.model];
     if (model.first == nullptr) {
       model.first = &job;
       order.push_back(job.model);
     }
     if (model.first->trial != job.trial)
-      return invalid_argument("jobs {} and {} have one model, {}, and say different things to try",
-                              ptc::quoted(model.first->name), ptc::quoted(job.name),
-                              ptc::quoted(job.model));
+      return file.error(job, "trial",
+                        fmt::format("it and {} have one model, {}, and say different things to try",
+                                    ptc::quoted(model.first->name), ptc::quoted(job.model)));
     for (const uint64_t batch : batch_ladder(job.least_batch, job.most_batch))
       model.batches.insert(batch);
   }

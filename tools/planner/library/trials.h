@@ -38,7 +38,7 @@ Result<std::vector<std::string>> techniques_in(const std::string& library);
 /// What is to be tried for these jobs: each model once, with batches from its least to its most and
 /// 1, 2, 4 … `most_gpus` GPUs, and what `known` has no trial of. kInvalidArgument: a job does not
 /// say its batches, or two jobs with one model say different things to try.
-Result<std::vector<Trial>> trials_of(const std::vector<JobToTrain>& jobs,
+Result<std::vector<Trial>> trials_of(const JobsFile& file,
                                      const std::vector<std::string>& techniques, uint32_t most_gpus,
                                      const std::vector<ProfileRow>& known);
 

@@ -28,6 +28,9 @@ class Csv {
   Result<size_t> needed(std::string_view title) const;
 
   const std::string& at(size_t row, size_t column) const { return rows_[row].fields[column]; }
+  /// Where that stands in the file, both from 1.
+  size_t line_of(size_t row) const { return rows_[row].line; }
+  size_t column_of(size_t row, size_t column) const { return rows_[row].places[column]; }
   /// A finite number; kInvalidArgument names the place otherwise.
   Result<double> number(size_t row, size_t column) const;
   Result<uint64_t> whole(size_t row, size_t column, uint64_t least, uint64_t most) const;

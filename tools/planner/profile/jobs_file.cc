@@ -4,6 +4,7 @@
 #include <boost/json/serialize.hpp>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <set>
 
 #include "store/base/json_settings.h"
@@ -317,11 +318,32 @@ class FileParser : JsonSettings {
       PTC_TRY(auto job, JobParser(text_, value.get_object(), at).parse());
       if (!names.insert(job.name).second)
         return error({"jobs", std::to_string(i), "name"}, "a second job " + ptc::quoted(job.name));
+      if (job.now && job.now->gpus > file.gpus())
+        return error({"jobs", std::to_string(i), "now", "gpus"},
+                     fmt::format("job {}: it has {}, and the cluster has {}", ptc::quoted(job.name),
+                                 counted(job.now->gpus, "GPU"), file.gpus()));
+      job.number = i;
       file.jobs.push_back(std::move(job));
     }
     return ok();
   }
 };
+
+/// What somebody who names a table that is not there may mean: those in its folder.
+std::string tables_there_are(const std::filesystem::path& directory, const std::string& missing) {
+  constexpr size_t kMostLookedAt = 10'000;
+  const std::filesystem::path below = std::filesystem::path(missing).parent_path();
+  std::filesystem::path folder = directory / below;
+  if (folder.empty()) folder = ".";
+  std::set<std::string> tables;
+  std::error_code error;
+  size_t looked_at = 0;
+  const std::filesystem::directory_iterator end;
+  for (std::filesystem::directory_iterator at(folder, error);
+       !error && at != end && looked_at < kMostLookedAt; at.increment(error), ++looked_at)
+    if (at->path().extension() == ".csv") tables.insert((below / at->path().filename()).string());
+  return what_there_is(missing, tables);
+}
 
 }  // namespace
 
@@ -334,7 +356,34 @@ Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name)
         "{}: it must be an object {{\"cluster\": …, \"profiles\": …, \"jobs\": …}}", name);
   Result<JobsFile> file = FileParser(text, value.value().get_object()).parse();
   if (file.has_error()) return std::move(file).error().with_context(name);
+  file.value().name = name;
+  file.value().text = std::string(text);
   return file;
+}
+
+uint32_t JobsFile::gpus() const {
+  return std::accumulate(nodes.begin(), nodes.end(), 0u,
+                         [](uint32_t sum, const NodeOfCluster& node) { return sum + node.gpus; });
+}
+
+void JobsFile::choose_device(const std::string& chosen) {
+  if (chosen.empty()) return;
+  device = chosen;
+  device_is_chosen = true;
+}
+
+std::string JobsFile::place(const std::vector<std::string>& path) const {
+  return fmt::format("{}: {}", name, json_place(text, path));
+}
+
+Error JobsFile::error(const JobToTrain& job, const std::string& key,
+                      std::string_view message) const {
+  return invalid_argument("{}: job {}: {}", place({"jobs", std::to_string(job.number), key}),
+                          ptc::quoted(job.name), message);
+}
+
+std::string JobsAndProfiles::place(const ProfileRow& row) const {
+  return fmt::format("{}: line {}, column {}", read[row.file], row.line, row.column);
 }
 
 Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from) {
@@ -342,11 +391,16 @@ Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from)
   for (const ProfileRow& row : from.rows) known.insert(row.model);
   for (const JobToTrain& job : from.file.jobs) {
     if (!known.contains(job.model))
-      return invalid_argument("job {}: no profile has a model {}{}", ptc::quoted(job.name),
-                              ptc::quoted(job.model), what_there_is(job.model, known));
+      return from.file.error(job, "model",
+                             fmt::format("no profile has a model {}{}", ptc::quoted(job.model),
+                                         what_there_is(job.model, known)));
     wanted.insert(job.model);
   }
-  return rows_of_device(from.rows, wanted, from.file.device);
+  auto rows = rows_of_device(from.rows, wanted, from.file.device);
+  if (rows.has_error())
+    return std::move(rows).error().with_context(
+        from.file.device_is_chosen ? from.file.name : from.file.place({"cluster", "device"}));
+  return rows;
 }
 
 bool is_due_before(const JobToTrain& a, const JobToTrain& b) {
@@ -418,10 +472,17 @@ Result<JobsAndProfiles> read_jobs_file(const std::string& path, PastDeadlines pa
       return invalid_argument("{}: {}", input_name(path), job.deadline_is_past);
   const std::filesystem::path directory =
       has_a_place(path) ? std::filesystem::path(path).parent_path() : std::filesystem::path();
-  for (const std::string& profile : all.file.profiles) {
-    const std::string beside = (directory / profile).string();
-    PTC_TRY(const std::string table, read_input(beside, kMostProfileBytes));
-    PTC_TRY(auto rows, parse_profiles(table, beside, &all.remarks));
+  for (size_t i = 0; i < all.file.profiles.size(); ++i) {
+    const std::string beside = (directory / all.file.profiles[i]).string();
+    Result<std::string> table = read_input(beside, kMostProfileBytes);
+    if (table.has_error())
+      return make_error(table.error().code(), "{}: {}{}",
+                        all.file.place({"profiles", std::to_string(i)}), table.error().message(),
+                        table.error().code() == Code::kNotFound
+                            ? tables_there_are(directory, all.file.profiles[i])
+                            : std::string());
+    PTC_TRY(auto rows, parse_profiles(table.value(), beside, &all.remarks));
+    for (ProfileRow& row : rows) row.file = static_cast<uint32_t>(all.read.size());
     std::move(rows.begin(), rows.end(), std::back_inserter(all.rows));
     all.read.push_back(beside);
   }

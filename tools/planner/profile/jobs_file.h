@@ -68,6 +68,7 @@ struct JobToTrain {
   /// What changes of layout move: bytes; or files whose headers say it, beside jobs.json.
   double state_bytes = 0;
   std::string state_directory = {};
+  size_t number = 0;  // in its file
 };
 
 struct JobsFile {
@@ -75,6 +76,18 @@ struct JobsFile {
   std::string device;                 // the kind of their GPUs; empty: the only one of the profiles
   std::vector<std::string> profiles;  // paths, as they stand there
   std::vector<JobToTrain> jobs;
+  std::string name, text;  // its own, for errors
+
+  uint32_t gpus() const;  // of all nodes
+  /// In the place of what the file says; empty: that stays.
+  void choose_device(const std::string& chosen);
+  /// "jobs.json: line 3, column 7" of what `path` leads to, or of the innermost part that is there.
+  std::string place(const std::vector<std::string>& path) const;
+  /// kInvalidArgument: "jobs.json: line 3, column 7: job 'a': …", where the job's `key` stands, or
+  /// the job, if it has none.
+  Error error(const JobToTrain& job, const std::string& key, std::string_view message) const;
+
+  bool device_is_chosen = false;  // by its user: it stands in no file
 };
 
 /// kInvalidArgument: "name: line 3, column 7: …".
@@ -84,12 +97,16 @@ Result<JobsFile> parse_jobs_file(std::string_view text, const std::string& name)
 struct JobsAndProfiles {
   JobsFile file;
   std::vector<ProfileRow> rows;
-  std::vector<std::string> read = {};     // which files
+  std::vector<std::string> read = {};     // which files; rows tell theirs by its number here
   std::vector<std::string> remarks = {};  // on them, for their user
+
+  /// "profiles.csv: line 3, column 7"
+  std::string place(const ProfileRow& row) const;
 };
 enum class PastDeadlines { kRefused, kKept };
 /// "-" is standard input. Profiles lie beside the file, and those of a pipe in the current
-/// directory. kInvalidArgument: a deadline is past already, and such are refused.
+/// directory. kInvalidArgument: a deadline is past already, and such are refused. A profile that is
+/// not there is named where the file names it.
 Result<JobsAndProfiles> read_jobs_file(const std::string& path,
                                        PastDeadlines past = PastDeadlines::kRefused);
 
@@ -100,8 +117,8 @@ double seconds_until(JobToTrain::Time time);
 /// "2030-06-01T18:00:00Z", "2030-06-01T20:00+02:00"; none: it is no such time.
 std::optional<JobToTrain::Time> parse_time(std::string_view text);
 
-/// Those rows that are of the jobs' models, on the cluster's kind of GPU. kInvalidArgument: no
-/// profile has a job's model, or as rows_of_device().
+/// Those rows that are of the jobs' models, on the cluster's kind of GPU. kInvalidArgument, with
+/// the place in the file: no profile has a job's model, or as rows_of_device().
 Result<std::vector<const ProfileRow*>> rows_of_jobs(const JobsAndProfiles& from);
 
 }  // namespace ptc::planner

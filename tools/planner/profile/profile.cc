@@ -93,6 +93,8 @@ class Reader {
     ProfileRow row;
     row.model = csv_.at(i, model_);
     if (row.model.empty()) return csv_.error(i, model_, "the model's name is missing");
+    row.line = static_cast<uint32_t>(csv_.line_of(i));
+    row.column = static_cast<uint32_t>(csv_.column_of(i, csv_.column("tp").value_or(model_)));
     row.technique = text(i, "technique");
     row.device = text(i, "device");
     row.origin = text(i, "origin");

@@ -43,6 +43,8 @@ struct ProfileRow {
   uint64_t peak_bytes = 0;            // of a device's memory; 0: not known
   uint32_t accumulation = 1;          // steps that make one iteration, whose gradients are summed
   std::optional<double> iteration_s;  // > 0; none: out of memory, or it failed
+  // Where it was read: one of the files, and there its tp, or its model. 0: nowhere.
+  uint32_t file = 0, line = 0, column = 0;
 
   /// "tp2-pp1-dp4", "ddp tp1-pp1-dp4", or with accumulated gradients "ddp tp1-pp1-dp4, 2 steps".
   std::string way() const;

@@ -82,6 +82,7 @@ std::vector<std::string> before(const Instance& instance, const Schedule& schedu
 Result<std::vector<Curve>> Autoscaler::curves(const JobsAndProfiles& from,
                                               const std::vector<const ProfileRow*>& rows) {
   PolicyCurves all(policy_, rows, from.file.jobs, from.file.nodes);
+  PTC_TRY(all.check(from.file));
   std::vector<Curve> curves;
   for (uint32_t i = 0; i < from.file.jobs.size(); ++i) {
     const JobToTrain& job = from.file.jobs[i];

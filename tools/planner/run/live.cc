@@ -58,7 +58,6 @@ class LiveCluster : public LiveJobs {
 
   Result<> begin() {
     PTC_TRY(lock());
-    PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));
     settings_.logs = std::filesystem::absolute(settings_.logs).string();
     const std::string version = version_of(settings_.file);
     PTC_TRY(auto checked, read_checked());
@@ -67,6 +66,7 @@ class LiveCluster : public LiveJobs {
     for (LiveJob* job : in_order()) look_at(*job);
     find_those_not_listed();
     PTC_TRY(check_nobody_loses_its_gpus(from_.file.nodes));
+    PTC_TRY(make_directory(AT_FDCWD, settings_.logs, 0755));  // nothing is wrong: now it is written
     say_how_it_begins();
     reasons_.clear();
     decide_soon(fmt::format("the {} begins", decider_.name()));
@@ -251,22 +251,18 @@ class LiveCluster : public LiveJobs {
     Checked checked;
     PTC_TRY(checked.from, read_jobs_file(settings_.file, PastDeadlines::kKept));
     JobsAndProfiles& from = checked.from;
-    if (!settings_.device.empty()) from.file.device = settings_.device;
+    from.file.choose_device(settings_.device);
     PTC_TRY(const auto rows, rows_of_jobs(from));
     for (const JobToTrain& job : from.file.jobs) {
       if (!job.run)
-        return invalid_argument("{}: job {}: 'run' is missing: how it is started, [\"./train.sh\"]",
-                                settings_.file, ptc::quoted(job.name));
+        return from.file.error(job, "", "'run' is missing: how it is started, [\"./train.sh\"]");
       if (job.name.find('/') != std::string::npos || job.name.starts_with('.'))
-        return invalid_argument("{}: {} cannot be the name of a job in a mount", settings_.file,
-                                ptc::quoted(job.name));
+        return from.file.error(job, "name", "that cannot be the name of a job in a mount");
       // One that was begun in time goes on.
       if (!job.deadline_is_past.empty() && !read_record(settings_.mount + "/" + job.name))
         return invalid_argument("{}: {}", settings_.file, job.deadline_is_past);
     }
-    auto curves = decider_.curves(from, rows);
-    if (curves.has_error()) return std::move(curves).error().with_context(settings_.file);
-    checked.curves = std::move(curves).value();
+    PTC_TRY(checked.curves, decider_.curves(from, rows));
     return checked;
   }
 

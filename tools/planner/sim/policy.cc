@@ -82,10 +82,13 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
       spreads_(spreads) {
   for (size_t i = 0; i < kinds.size(); ++i) {
     Kind& kind = of_kind_[i];
-    for (const ProfileRow* row : rows)
-      if (row->model == kinds[i].model &&
-          (kinds[i].technique.empty() || row->technique == kinds[i].technique))
+    std::vector<const ProfileRow*> of_model;
+    for (const ProfileRow* row : rows) {
+      if (row->model != kinds[i].model) continue;
+      of_model.push_back(row);
+      if (kinds[i].technique.empty() || row->technique == kinds[i].technique)
         kind.rows.push_back(row);
+    }
     if (kinds[i].most_batch <= kMostBatch) {
       kind.made = interpolated(kind.rows, batch_ladder(kinds[i].least_batch, kinds[i].most_batch),
                                policy.accumulates);
@@ -98,7 +101,17 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
     for (const uint64_t batch : batches)
       if (!make_curve(kind.rows, kinds[i].model, batch, batch, nodes, {}, spreads).empty())
         kind.batches.push_back(batch);
+    if (!kind.batches.empty()) continue;
+    for (const ProfileRow& row : kind.made) of_model.push_back(&row);
+    kind.misfit = why_none_fits(kinds[i], kinds[i].technique, of_model, RoomOnNodes(nodes));
   }
+}
+
+Result<> PolicyCurves::check(const JobsFile& file) const {
+  for (size_t i = 0; i < of_kind_.size(); ++i)
+    if (const auto& misfit = of_kind_[i].misfit)
+      return file.error(kinds_[i], misfit->key, misfit->why);
+  return ok();
 }
 
 const Efficiency* PolicyCurves::efficiency_of(const ArrivingJob& job) const {
@@ -111,8 +124,7 @@ Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed, siz
   const JobToTrain& kind = kinds_[job.kind];
   const std::vector<uint64_t>& batches = of_kind_[job.kind].batches;
   if (batches.empty())
-    return invalid_argument("job {}: nothing that the profiles have of {} has room in the cluster",
-                            ptc::quoted(job.name), ptc::quoted(kind.model));
+    return invalid_argument("job {}: {}", ptc::quoted(job.name), of_kind_[job.kind].misfit->why);
   uint64_t batch = 0;  // any
   switch (policy_.batch) {
     case BatchRule::kBest:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "tools/planner/elastic/autoscaler.h"
 #include "tools/planner/elastic/curve.h"
 #include "tools/planner/profile/jobs_file.h"
+#include "tools/planner/profile/room.h"
 #include "tools/planner/sim/goodput.h"
 #include "tools/planner/sim/workload.h"
 
@@ -55,6 +57,8 @@ class PolicyCurves {
   Result<const Curve*> of(const ArrivingJob& job, uint64_t seed, size_t epoch = 0);
   /// Null: a sample is a sample.
   const Efficiency* efficiency_of(const ArrivingJob& job) const;
+  /// kInvalidArgument, with the place: a job fits nowhere, of the file whose jobs are the kinds.
+  Result<> check(const JobsFile& file) const;
   const Policy& policy() const { return policy_; }
 
  private:
@@ -62,6 +66,7 @@ class PolicyCurves {
     std::vector<ProfileRow> made;         // interpolated
     std::vector<const ProfileRow*> rows;  // measured ones and those
     std::vector<uint64_t> batches;        // with which it can be trained, ascending
+    std::optional<Misfit> misfit;         // why there is none
   };
   const Policy policy_;
   const std::vector<JobToTrain>& kinds_;

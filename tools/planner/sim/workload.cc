@@ -40,8 +40,8 @@ double in_bursts(double seconds) {
 class TraceReader {
  public:
   TraceReader(const Csv& csv, const std::vector<JobToTrain>& kinds,
-              const std::vector<double>& of_one_gpu)
-      : csv_(csv), kinds_(kinds), of_one_gpu_(of_one_gpu) {
+              const std::vector<double>& of_one_gpu, uint32_t gpus)
+      : csv_(csv), kinds_(kinds), of_one_gpu_(of_one_gpu), gpus_(gpus) {
     for (uint32_t i = 0; i < kinds.size(); ++i) {
       by_name_.emplace(kinds[i].name, i);
       by_model_.emplace(kinds[i].model, i);
@@ -76,6 +76,9 @@ class TraceReader {
       }
       if (gpus && !csv_.at(i, *gpus).empty()) {
         PTC_TRY(const uint64_t asked, csv_.whole(i, *gpus, 1, kMostGpus));
+        if (asked > gpus_)
+          return csv_.error(
+              i, *gpus, fmt::format("{}, and the cluster has {}", counted(asked, "GPU"), gpus_));
         one.asked_gpus = static_cast<uint32_t>(asked);
       }
       one.name = name ? csv_.at(i, *name) : "";
@@ -113,6 +116,7 @@ class TraceReader {
   const Csv& csv_;
   const std::vector<JobToTrain>& kinds_;
   const std::vector<double>& of_one_gpu_;
+  const uint32_t gpus_;  // of the cluster
   Kinds by_name_, by_model_;
 };
 
@@ -146,9 +150,9 @@ std::vector<ArrivingJob> draw_jobs(const std::vector<JobToTrain>& kinds,
 
 Result<std::vector<ArrivingJob>> read_trace(std::string_view text, const std::string& name,
                                             const std::vector<JobToTrain>& kinds,
-                                            const std::vector<double>& of_one_gpu) {
+                                            const std::vector<double>& of_one_gpu, uint32_t gpus) {
   PTC_TRY(const Csv csv, Csv::parse(text, name));
-  return TraceReader(csv, kinds, of_one_gpu).read();
+  return TraceReader(csv, kinds, of_one_gpu, gpus).read();
 }
 
 }  // namespace ptc::planner

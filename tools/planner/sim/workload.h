@@ -42,10 +42,10 @@ std::vector<ArrivingJob> draw_jobs(const std::vector<JobToTrain>& kinds,
                                    const DrawnWorkload& how, uint64_t seed);
 
 /// A table (CSV): time_s, and job (a kind's name) or model; and samples or minutes (on one GPU).
-/// May be there: name, gpus (what its user asked for). kInvalidArgument: "name: line 3, column 7
-/// (…): …".
+/// May be there: name, gpus (what its user asked for; at most those of the cluster, `gpus`).
+/// kInvalidArgument: "name: line 3, column 7 (…): …".
 Result<std::vector<ArrivingJob>> read_trace(std::string_view text, const std::string& name,
                                             const std::vector<JobToTrain>& kinds,
-                                            const std::vector<double>& of_one_gpu);
+                                            const std::vector<double>& of_one_gpu, uint32_t gpus);
 
 }  // namespace ptc::planner
