@@ -38,6 +38,10 @@ struct Curve {
   uint32_t least() const { return points.front().gpus; }
 };
 
+/// Those whose GPUs have room on `nodes`, as they were measured; as make_curve() takes them.
+std::vector<const ProfileRow*> can_be_had(const std::vector<const ProfileRow*>& rows,
+                                          const std::vector<NodeOfCluster>& nodes, bool spreads);
+
 /// T of the paper: the throughput by GPUs, each with the batch within [least, most] that is fastest
 /// there, over that of one GPU. Empty: nothing that was measured has room on `nodes`. Only what was
 /// measured packed onto as few of the largest nodes as it needs is taken; beyond one node, whole

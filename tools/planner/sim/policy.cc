@@ -80,7 +80,12 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
       of_kind_(kinds.size()),
       efficiency_(efficiency),
       spreads_(spreads) {
-  for (size_t i = 0; i < kinds.size(); ++i) {
+  std::map<std::tuple<std::string, std::string, uint64_t, uint64_t>, uint32_t> first;
+  for (uint32_t i = 0; i < kinds.size(); ++i) {
+    const auto [place, is_new] = first.try_emplace(
+        {kinds[i].model, kinds[i].technique, kinds[i].least_batch, kinds[i].most_batch}, i);
+    alike_.push_back(place->second);
+    if (!is_new) continue;
     Kind& kind = of_kind_[i];
     std::vector<const ProfileRow*> of_model;
     for (const ProfileRow* row : rows) {
@@ -95,12 +100,11 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
       for (const ProfileRow& row : kind.made) kind.rows.push_back(&row);
     }
     std::set<uint64_t> batches;
-    for (const ProfileRow* row : kind.rows)
-      if (row->batch >= kinds[i].least_batch && row->batch <= kinds[i].most_batch)
+    for (const ProfileRow* row : can_be_had(kind.rows, nodes, spreads))
+      if (row->iteration_s && row->batch >= kinds[i].least_batch &&
+          row->batch <= kinds[i].most_batch)
         batches.insert(row->batch);
-    for (const uint64_t batch : batches)
-      if (!make_curve(kind.rows, kinds[i].model, batch, batch, nodes, {}, spreads).empty())
-        kind.batches.push_back(batch);
+    kind.batches.assign(batches.begin(), batches.end());
     if (!kind.batches.empty()) continue;
     for (const ProfileRow& row : kind.made) of_model.push_back(&row);
     kind.misfit = why_none_fits(kinds[i], kinds[i].technique, of_model, RoomOnNodes(nodes));
@@ -108,8 +112,8 @@ PolicyCurves::PolicyCurves(const Policy& policy, const std::vector<const Profile
 }
 
 Result<> PolicyCurves::check(const JobsFile& file) const {
-  for (size_t i = 0; i < of_kind_.size(); ++i)
-    if (const auto& misfit = of_kind_[i].misfit)
+  for (size_t i = 0; i < kinds_.size(); ++i)
+    if (const auto& misfit = of_kind_[alike_[i]].misfit)
       return file.error(kinds_[i], misfit->key, misfit->why);
   return ok();
 }
@@ -122,9 +126,10 @@ const Efficiency* PolicyCurves::efficiency_of(const ArrivingJob& job) const {
 
 Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed, size_t epoch) {
   const JobToTrain& kind = kinds_[job.kind];
-  const std::vector<uint64_t>& batches = of_kind_[job.kind].batches;
+  const uint32_t alike = alike_[job.kind];
+  const std::vector<uint64_t>& batches = of_kind_[alike].batches;
   if (batches.empty())
-    return invalid_argument("job {}: {}", ptc::quoted(job.name), of_kind_[job.kind].misfit->why);
+    return invalid_argument("job {}: {}", ptc::quoted(job.name), of_kind_[alike].misfit->why);
   uint64_t batch = 0;  // any
   switch (policy_.batch) {
     case BatchRule::kBest:
@@ -140,13 +145,13 @@ Result<const Curve*> PolicyCurves::of(const ArrivingJob& job, uint64_t seed, siz
       break;
   }
   const uint32_t asked = policy_.takes_asked ? std::max(job.asked_gpus, 1u) : 0;
-  const auto [place, is_new] = curves_.try_emplace({job.kind, batch, asked, epoch});
+  const auto [place, is_new] = curves_.try_emplace({alike, batch, asked, epoch});
   Curve& curve = place->second;
   if (is_new) {
     std::function<double(uint64_t)> worth;
     if (const Efficiency* efficiency = efficiency_of(job))
       worth = [=](uint64_t samples) { return efficiency->of(epoch, samples); };
-    curve = make_curve(of_kind_[job.kind].rows, kind.model, batch == 0 ? kind.least_batch : batch,
+    curve = make_curve(of_kind_[alike].rows, kind.model, batch == 0 ? kind.least_batch : batch,
                        batch == 0 ? kind.most_batch : batch, nodes_, worth, spreads_);
     if (asked != 0) {  // the fewest that are as many, or the most that there are
       auto taken = std::find_if(curve.points.begin(), curve.points.end(),

@@ -72,6 +72,7 @@ class PolicyCurves {
   const std::vector<JobToTrain>& kinds_;
   const std::vector<NodeOfCluster>& nodes_;
   std::vector<Kind> of_kind_;
+  std::vector<uint32_t> alike_;  // by kind: the first with its model, technique and batches
   const std::map<std::string, Efficiency>* efficiency_;
   const bool spreads_;
   /// By kind, batch, GPUs, epoch.
