@@ -63,7 +63,7 @@ class Autoscale(CarriedOut):
 
     def test_killed_in_each_state(self):
         a, b = self.prepare("a"), self.prepare("b")
-        self.list_jobs((a, ["0.2"], {}), (b, ["0.2"], {}), gpus=2)
+        self.list_jobs((a, ["0.3"], {}), (b, ["0.3"], {}), gpus=2)
         head = profiles().splitlines()[0]
         each, one_has_both = f"{head}\nm,{BATCH},1,1,1,0.2\n", f"{head}\nm,{BATCH},1,1,2,0.1\n"
         self.write("profiles.csv", each)
@@ -233,10 +233,10 @@ class Autoscale(CarriedOut):
     def test_who_finds_no_room_is_dropped_where_that_is_wanted(self):
         a, b = self.prepare("a"), self.prepare("b")
         self.write("profiles.csv", profiles().splitlines()[0] + f"\nm,{BATCH},1,1,2,0.1\n")
-        self.list_jobs((a, ["0.02"], {}), gpus=2)
+        self.list_jobs((a, ["0.1"], {}), gpus=2)
         self.begin("--drop", "--until-done")
         self.wait_for(lambda: self.log("start"))
-        self.list_jobs((a, ["0.02"], {}), (b, ["0.02"], {}), gpus=2)
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.02"], {}), gpus=2)
         self.wait_until_all_is_done(status=1)
         self.assertIn("it is dropped: there was no room for it when it came", self.record_of(b)["remark"])
         self.assertIn(f"ptc: given up: {b.name}", self.said())

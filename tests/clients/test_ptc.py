@@ -568,7 +568,7 @@ class Ptc(mount.TestCase):
         make_llama.write_model(self.temporary("model"), "68m", seed=1)
         self.mount.ptc("import", job.name, self.temporary("model"))
         ptc = [os.path.join(mount.bin_dir(), "ptc"), "-C", self.mount.path, "layout", job.name, "set"]
-        for tp, pp in ((2, 2), (1, 1), (4, 2), (2, 1)) * 5:
+        for tp, pp in ((2, 2), (1, 1), (4, 2), (1, 2)) * 5:
             process = subprocess.Popen([*ptc, "--tp", str(tp), "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             while process.poll() is None and not job.status()["wanted"].startswith(f"tp{tp}-"):
                 pass

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <utility>
@@ -79,7 +80,9 @@ Result<int> carry_out(const Context& context, const CarryOutOptions& options,
   const Interruptions interruptions(Interruptions::kFirst);
   planner::LiveUses uses;
   uses.say = say_now;
-  uses.ask = [mount = settings.mount](const json::object& request) { return ask(mount, request); };
+  uses.ask = [mount = settings.mount](const json::object& request) {
+    return ask(mount, request, std::chrono::seconds(1));  // jobs are not stepped meanwhile
+  };
   uses.is_stopped = [] { return interrupted.load(); };
   PTC_TRY(const auto given_up, planner::run_live(std::move(settings), std::move(uses), decider));
   if (given_up.empty()) return kDone;

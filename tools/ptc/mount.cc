@@ -274,13 +274,15 @@ Result<json::object> read_json_file(const std::string& path) {
   return std::move(value.value().get_object());
 }
 
-Result<json::object> ask(const std::string& mount, const json::object& request) {
+Result<json::object> ask(const std::string& mount, const json::object& request,
+                         std::chrono::milliseconds patience) {
   std::string path = mount + "/.ptc/ask";
   PTC_TRY(auto fd, open_file(AT_FDCWD, path, O_RDWR));
   std::string text = json::serialize(request);
   ssize_t put = ::write(fd.get(), text.data(), text.size());
   // The daemon works on a few questions at once; others wait for their turn.
-  for (int tries = 0; put < 0 && errno == EAGAIN && tries < 600; ++tries) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (put < 0 && errno == EAGAIN && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     put = ::write(fd.get(), text.data(), text.size());
   }

@@ -2,6 +2,7 @@
 // work through the files found here.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -52,6 +53,7 @@ Result<json::object> read_json_file(const std::string& path);
 
 /// Sends a request to the daemon through .ptc/ask and returns its "result". An answer that is not
 /// "ok" becomes an error with the daemon's message.
-Result<json::object> ask(const std::string& mount, const json::object& request);
+Result<json::object> ask(const std::string& mount, const json::object& request,
+                         std::chrono::milliseconds patience = std::chrono::minutes(1));
 
 }  // namespace ptc::cli

@@ -116,11 +116,13 @@ Result<int> run_profile_run(const ProfileRunOptions& options) {
   const auto on_trial = [&](const planner::Trial& trial, planner::ProfileRow row,
                             const std::string& none) -> Result<> {
     row.device = device;
-    std::erase_if(rows, [&](const planner::ProfileRow& computed) {
-      return computed.is_computed() && computed.model == row.model && computed.batch == row.batch &&
-             computed.device == row.device && computed.gpus == row.gpus &&
-             computed.technique == row.technique;
-    });
+    if (row.iteration_s)
+      std::erase_if(rows, [&](const planner::ProfileRow& computed) {
+        return computed.is_computed() && computed.model == row.model &&
+               computed.technique == row.technique && computed.device == row.device &&
+               computed.batch == row.batch && computed.tp == row.tp && computed.pp == row.pp &&
+               computed.dp == row.dp && computed.accumulation == row.accumulation;
+      });
     rows.push_back(row);
     PTC_TRY(write_file_atomically(AT_FDCWD, output, planner::profiles_csv(rows)));
     had_none += !none.empty();

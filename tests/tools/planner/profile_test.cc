@@ -79,16 +79,26 @@ TEST(Profile, OutOfMemoryIsWrittenInManyWays) {
 
 TEST(Profile, WhatWasTriedWinsOverWhatIsComputed) {
   const auto rows = parse_profiles(
-      "model,technique,batch,dp,iteration_s,origin\nm,ddp,8,1,4,modelled\nm,ddp,8,1,5,measured\n"
-      "m,ddp,8,2,1,modelled\nm,ddp,8,2,oom,none: it crashed\nm,ddp,8,4,1,interpolated\n",
+      "model,technique,batch,tp,dp,max_gpus_per_node,iteration_s,origin\n"
+      "m,ddp,8,1,1,1,4,modelled\n"
+      "m,ddp,8,1,1,,5,measured\n"
+      "m,ddp,8,1,4,2,1,modelled\n"
+      "m,ddp,8,1,4,4,1,modelled\n"
+      "m,ddp,8,1,4,4,2,measured\n"
+      "m,tensor,8,1,2,2,oom,none: out of memory\n"  // of whatever it tried with two GPUs
+      "m,tensor,8,2,1,2,1,modelled\n"
+      "m,tensor,8,4,1,4,1,interpolated\n",
       "p.csv");
   ASSERT_TRUE(rows.has_value()) << rows.error().message();
   const auto taken = rows_of_device(rows.value(), {"m"}, "");
   ASSERT_TRUE(taken);
   std::vector<std::string> left;
   for (const ProfileRow* row : taken.value())
-    left.push_back(std::to_string(row->dp) + " " + row->origin);
-  EXPECT_THAT(left, ElementsAre("1 measured", "2 none: it crashed", "4 interpolated"));
+    left.push_back(row->way() + " " + std::to_string(row->gpus_per_node) + " " + row->origin);
+  EXPECT_THAT(left,
+              ElementsAre("ddp tp1-pp1-dp1 0 measured", "ddp tp1-pp1-dp4 2 modelled",
+                          "ddp tp1-pp1-dp4 4 measured", "tensor tp1-pp1-dp2 2 none: out of memory",
+                          "tensor tp4-pp1-dp1 4 interpolated"));
 }
 
 TEST(Profile, KindsOfGpuAreNotMixed) {

@@ -215,8 +215,8 @@ class Runner {
     return ok();
   }
 
-  static std::string pids_of(const Worker& worker) {
-    const std::vector<pid_t> there = worker.members();
+  static std::string pids_of(Worker& worker) {
+    const std::vector<pid_t> there = worker.members().value_or(std::vector<pid_t>());
     return fmt::format("{} {}", there.size() == 1 ? "process" : "processes",
                        fmt::join(there, ", "));
   }

@@ -260,18 +260,34 @@ Result<std::vector<const ProfileRow*>> rows_of_device(const std::vector<ProfileR
     return invalid_argument("no profile of {} is of GPUs {}{}", ptc::quoted(model),
                             ptc::quoted(device), what_there_is(device, named));
   }
-  // Of what was tried nothing else counts.
-  const auto place_of = [](const ProfileRow& row) {
-    return std::tuple(row.model, row.technique, row.device, row.batch, row.tp, row.pp, row.dp,
-                      row.accumulation, row.gpus_per_node);
+  // Of what was tried nothing else counts. A trial without a time does not know how it was cut.
+  struct TrialsOf {
+    std::set<uint32_t> per_node;  // 0: not known
+    bool has(const ProfileRow& row) const {
+      return !per_node.empty() && (row.gpus_per_node == 0 || per_node.contains(0) ||
+                                   per_node.contains(row.gpus_per_node));
+    }
   };
-  std::set<decltype(place_of(rows.front()))> tried;
+  const auto place_of = [](const ProfileRow& row, bool has_time) {
+    return std::tuple(row.model, row.technique, row.device, row.batch, row.gpus, has_time,
+                      has_time ? row.tp : 0, has_time ? row.pp : 0,
+                      has_time ? row.accumulation : 0);
+  };
+  std::map<decltype(place_of(rows.front(), true)), TrialsOf> tried;
   for (const ProfileRow& row : rows)
-    if (!row.is_computed()) tried.insert(place_of(row));
+    if (!row.is_computed())
+      tried[place_of(row, row.iteration_s.has_value())].per_node.insert(row.gpus_per_node);
+  const auto was_tried = [&](const ProfileRow& row) {
+    for (const bool has_time : {true, false})
+      if (const auto found = tried.find(place_of(row, has_time));
+          found != tried.end() && found->second.has(row))
+        return true;
+    return false;
+  };
   std::vector<const ProfileRow*> taken;
   for (const ProfileRow& row : rows) {
     if (!models.contains(row.model)) continue;
-    if (row.is_computed() && tried.contains(place_of(row))) continue;
+    if (row.is_computed() && was_tried(row)) continue;
     const std::set<std::string>& devices = of_model[row.model];
     if (devices.size() == 1 || row.device == device) taken.push_back(&row);
   }

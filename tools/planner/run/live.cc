@@ -14,6 +14,7 @@
 #include <numeric>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "store/base/file.h"
@@ -196,9 +197,10 @@ class LiveCluster : public LiveJobs {
 
   Movement movement(const LiveJob& job, const CurvePoint& point,
                     const std::vector<std::string>& devices) override {
-    const auto found = job.seen()
-                           ? movement_to(uses_.ask, job.spec().name, *job.seen(), point, devices)
-                           : Movement{};
+    // It corrects what is known of links: nobody waits long for it.
+    if (!job.seen() || settings_.prices || is_unanswered()) return {};
+    const auto found = movement_to(uses_.ask, job.spec().name, *job.seen(), point, devices);
+    note_whether_it_answers(found);
     return found.has_value() ? found.value() : Movement{};
   }
 
@@ -212,29 +214,33 @@ class LiveCluster : public LiveJobs {
     if (of_job.from != job.seen()->in_force) of_job = {job.seen()->in_force, {}};
     const std::string key = fmt::format("{} {}", point.way, point.gpus);
     if (const auto found = of_job.to.find(key); found != of_job.to.end()) return found->second;
-    if (!of_job.to.empty() && now() >= asks_until_) {
+    const bool has_time = now() < asks_until_ || !has_asked_;
+    if (is_unanswered() || (!of_job.to.empty() && !has_time)) {
       asks_are_left_ = true;
       const auto by_bytes = [](const auto& a, const auto& b) {
-        return a.second.moved < b.second.moved;
+        return std::tie(a.second.moved, a.second.local) < std::tie(b.second.moved, b.second.local);
       };
-      return std::max_element(of_job.to.begin(), of_job.to.end(), by_bytes)->second;
+      const auto most = std::max_element(of_job.to.begin(), of_job.to.end(), by_bytes);
+      return most != of_job.to.end() ? most->second : Movement{};
     }
-    if (unanswered_ && now() - unanswered_at_ < kAskAgain) return *unanswered_;
-    unanswered_.reset();
+    has_asked_ = true;
     auto movement = movement_to(uses_.ask, job.spec().name, *job.seen(), point);
-    if (movement.has_value()) {
-      of_job.to[key] = movement.value();
-    } else if (movement.error().code() != Code::kInvalidArgument) {
-      unanswered_ = movement.error();
-      unanswered_at_ = now();
-    }
+    note_whether_it_answers(movement);
+    if (movement.has_value()) of_job.to[key] = movement.value();
     return movement;
+  }
+
+  bool is_unanswered() const { return now() - unanswered_at_ < kAskAgain; }
+  void note_whether_it_answers(const Result<Movement>& movement) {
+    if (movement.has_error() && (movement.error().code() == Code::kUnavailable ||
+                                 movement.error().code() == Code::kInternal))
+      unanswered_at_ = now();
   }
 
   /// For what the last decision had no time. What cannot be planned is refused then, too.
   void ask_what_is_left() {
-    if (!asks_are_left_) return;
-    asks_are_left_ = false;
+    if (!asks_are_left_ || is_unanswered()) return;
+    asks_are_left_ = has_asked_ = false;
     asks_until_ = now() + kAsksAStep;
     for (LiveJob* job : in_order())
       if (job->is_decided_for()) refuse_what_cannot_be_planned(*job);
@@ -469,6 +475,7 @@ class LiveCluster : public LiveJobs {
   void decide_now() {
     std::vector<LiveJob*> jobs;
     asks_until_ = now() + kAsks;
+    has_asked_ = false;
     for (LiveJob* job : in_order()) {
       job->try_refused_again();
       if (job->is_decided_for()) {
@@ -579,7 +586,8 @@ class LiveCluster : public LiveJobs {
     std::optional<CurvePoint> point;
     if (wanted.point) point = job.curve().points[*wanted.point];
     const auto& before = job.wanted();
-    if (!point && !before && settings_.drops && job.never_ran() && job.state() == LiveState::kWaits)
+    if (!point && !before && settings_.drops && job.never_had_any() &&
+        job.state() == LiveState::kWaits)
       return job.drop(wanted.waits.empty() ? "there was no room for it when it came"
                                            : "it would wait for " + wanted.waits);
     if (!point && !before) {
@@ -640,9 +648,9 @@ class LiveCluster : public LiveJobs {
   };
   std::map<std::string, Movements> movements_;  // by job
   double asks_until_ = std::numeric_limits<double>::infinity();
-  bool asks_are_left_ = false;       // whom there was no time to ask for
-  std::optional<Error> unanswered_;  // the last one; and when
-  double unanswered_at_ = 0;
+  bool asks_are_left_ = false;         // whom there was no time to ask for
+  bool has_asked_ = false;             // in this turn: one question is always allowed
+  double unanswered_at_ = -kAskAgain;  // the last one
   std::map<std::string, std::unique_ptr<LiveJob>> jobs_;
   std::vector<LiveJob*> order_;  // as the file has them
   std::map<uint32_t, std::vector<OnNode>> wanted_places_;

@@ -211,6 +211,7 @@ void LiveJob::find_again(
     return;
   }
   record_ = std::move(*record);
+  had_room_ = record_.has.has_value();
   if (record_.costs) all_.prices().restore(spec_.name, *record_.costs);
   worker_ = Worker::find(record_.worker, record_.was_asked_to_end);
   const double now = all_.now();
@@ -285,6 +286,7 @@ void LiveJob::removed(const std::string& why) {
 void LiveJob::want(std::optional<CurvePoint> point, std::vector<OnNode> places,
                    json::object decision) {
   wanted_ = std::move(point);
+  had_room_ |= wanted_.has_value();
   places_ = std::move(places);
   record_.decision = std::move(decision);
   write();
@@ -310,6 +312,8 @@ void LiveJob::step() {
       release();
       write();
       all_.decide_soon("the processes of " + spec_.name + " have ended");
+    } else if (worker_ && worker_->lingers()) {
+      say_who_survives();
     }
     return;
   }
@@ -360,12 +364,17 @@ void LiveJob::kill_it(const std::string& why, double since) {
   if (is_first) survives_ = false;
   killed_at_ = all_.now();
   worker_->kill();
-  if (is_first || std::exchange(survives_, true)) return;
-  if (const auto there = worker_->members(); !there.empty())
-    all_.say(spec_.name,
-             fmt::format("of its processes {} were killed, and are there yet: they wait for a "
-                         "device or a file system that does not answer; its GPUs are not free",
-                         fmt::join(there, ", ")));
+  if (!is_first) say_who_survives();
+}
+
+void LiveJob::say_who_survives() {
+  if (std::exchange(survives_, true)) return;
+  const auto there = worker_->members();
+  if (!there || there->empty()) return;
+  all_.say(spec_.name,
+           fmt::format("of its processes {} were killed, and are there yet: they wait for a device "
+                       "or a file system that does not answer; its GPUs are not free",
+                       fmt::join(*there, ", ")));
 }
 
 void LiveJob::renumber(
@@ -451,8 +460,9 @@ void LiveJob::step_changes() {
 
 void LiveJob::save_the_layout() {
   look();  // somebody may have saved another one since
-  if (!seen_ || !layout_is_ours()) return;
+  if (!seen_ || state() != LiveState::kChanges || !layout_is_ours()) return;
   const CurvePoint point = *record_.has;
+  const uint64_t before = seen_->revision;
   auto layout = layout_of_point(seen_->layout, point, record_.devices);
   Result<> saved = ok();
   if (layout.has_error()) {
@@ -473,6 +483,13 @@ void LiveJob::save_the_layout() {
     change_ = Change::kSettle;
     since_ = all_.now();
     look();
+    if (seen_ && seen_->revision > before + 1) {
+      release();
+      leave_alone(fmt::format(
+          "somebody else has saved its layout.json at the same moment, which was replaced: it is "
+          "left alone until \"{} --adopt {}\"",
+          all_.command(), spec_.name));
+    }
     return;
   }
   if (saved.error().code() != Code::kInvalidArgument) {  // it may yet come to be saved
@@ -543,6 +560,7 @@ void LiveJob::start() {
     return;
   }
   worker_ = std::move(started).value();
+  survives_ = false;
   record_.worker = worker_->id();
   record_.was_asked_to_end = false;
   ++record_.changes;
@@ -594,6 +612,7 @@ void LiveJob::step_runs() {
     ended(*how);
     return;
   }
+  if (worker_->lingers()) return say_who_survives();
   if (seen_ && spec_.run->progress_within_s && !is_consumed() &&
       all_.now() - progress_at_ > *spec_.run->progress_within_s) {
     kill_it(
@@ -632,7 +651,7 @@ void LiveJob::step_stops() {
     return;
   }
   worker_.reset();
-  all_.prices().stopped(spec_.name, all_.now() - since_);
+  if (killed_at_ <= since_) all_.prices().stopped(spec_.name, all_.now() - since_);
   keep_costs();
   release();
   look();

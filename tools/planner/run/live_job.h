@@ -73,7 +73,7 @@ class LiveJob {
   void renumber(const std::function<
                     std::optional<std::vector<OnNode>>(const std::vector<std::string>&)>& places_of,
                 const std::vector<std::string>& held, const std::vector<std::string>& wanted);
-  /// It never ran, and is not to wait.
+  /// It never had GPUs, and is not to wait.
   void drop(const std::string& why);
   /// Nobody decides for it any more; its processes go on.
   void leave_alone(const std::string& why);
@@ -104,7 +104,8 @@ class LiveJob {
   bool is_starting() const { return worker_ && !start_is_measured_; }
   /// Whether it takes part in decisions.
   bool is_decided_for() const;
-  bool never_ran() const { return record_.changes == 0 && consumed_ == 0; }
+  /// Nor was it ever given GPUs, whatever became of that.
+  bool never_had_any() const { return record_.changes == 0 && consumed_ == 0 && !had_room_; }
   bool is_over() const { return state() == LiveState::kDone || state() == LiveState::kGivenUp; }
 
  private:
@@ -120,6 +121,7 @@ class LiveJob {
   void ask_to_end();
   void end_the_removed();
   void kill_it(const std::string& why, double since);
+  void say_who_survives();
   void give_up(const std::string& why);
   void note_progress();
   void note_pace();
@@ -167,6 +169,7 @@ class LiveJob {
   Pace pace_;  // since it was started
   bool start_is_measured_ = false, is_gone_ = false, ends_the_removed_ = false;
   bool survives_ = false;  // who was killed is there yet, and that was said
+  bool had_room_ = false;  // a point was wanted once
   bool is_known_ = false;  // what an earlier autoscaler has done with it
 };
 

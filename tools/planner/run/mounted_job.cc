@@ -65,6 +65,7 @@ Result<MountedJob> look_at_job(const std::string& directory) {
   job.state = json_text(status, "state");
   job.in_force = json_text(status, "layout");
   job.checkpoint = json_text(status, "checkpoint");
+  job.revision = number_of(status, "revision");
   job.is_settled = job.state == "idle" &&
                    number_of(status, "revision") == number_of(status, "in_force_revision");
   if (const json::value* error = status.if_contains("last_error"); error != nullptr)

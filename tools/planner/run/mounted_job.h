@@ -21,6 +21,7 @@ struct MountedJob {
   std::string in_force;     // "tp2-pp1-dp2"
   std::string checkpoint;   // that `current` shows; empty: none
   uint64_t consumed = 0;    // of its data set
+  uint64_t revision = 0;    // one more with each save of another layout
   bool is_settled = false;  // the layout that is wanted is in force
 };
 /// kNotFound: there is no such job. kUnavailable: the daemon is not there, or does not answer.

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -41,7 +42,24 @@ void reap(const ProcessFacts& orphan) {
 
 std::string time_of_start(pid_t pid) {
   const auto facts = facts_of(pid);
-  return facts && !facts->is_zombie ? facts->started_at : "";
+  return facts && !facts->has_ended ? facts->started_at() : "";
+}
+
+/// Itself, and who has started it.
+std::set<pid_t> own_line(const std::vector<ProcessFacts>& all) {
+  std::map<pid_t, pid_t> parents;
+  for (const ProcessFacts& one : all) parents[one.pid] = one.parent;
+  std::set<pid_t> line;
+  for (pid_t pid = ::getpid(); pid > 0 && line.insert(pid).second;) {
+    const auto parent = parents.find(pid);
+    pid = parent != parents.end() ? parent->second : 0;
+  }
+  return line;
+}
+
+/// Of "outer:inner", as one has that was started by one that was started so.
+bool has_part(const std::string& marks, const std::string& mark) {
+  return (":" + marks + ":").find(":" + mark + ":") != std::string::npos;
 }
 
 /// As execvp(3) would find it.
@@ -109,6 +127,13 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 }  // namespace
 
+Worker::Worker(WorkerId id, bool is_child) : id_(std::move(id)), is_child_(is_child) {
+  const size_t space = id_.started_at.find(' ');
+  if (space != std::string::npos)
+    std::from_chars(id_.started_at.data() + space + 1,
+                    id_.started_at.data() + id_.started_at.size(), ticks_);
+}
+
 Result<Worker> Worker::start(const WorkerCommand& command) {
   const std::string input = command.input.empty() ? "/dev/null" : command.input;
   PTC_TRY(auto file, open_file(AT_FDCWD, input, O_RDONLY));
@@ -142,8 +167,7 @@ void Worker::go() {
 
 void Worker::take_back() {
   ::kill(id_.pid, SIGKILL);
-  ::waitpid(id_.pid, nullptr, 0);
-  unreaped_leaders().erase(id_.pid);
+  unreaped_leaders().erase(id_.pid);  // it is reaped when it is seen to have ended
 }
 
 Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
@@ -173,7 +197,8 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
   WorkerId id;
   PTC_TRY(id.mark, random_id());
   auto all_variables = command.variables;
-  all_variables.emplace_back(kMark, id.mark);
+  const char* outer = std::getenv(kMark);
+  all_variables.emplace_back(kMark, outer != nullptr ? outer + (":" + id.mark) : id.mark);
   std::vector<std::string> words = command.command, variables = environment_with(all_variables);
   const int error =
       ::posix_spawnp(&id.pid, words.front().c_str(), &settings.actions, &settings.attributes,
@@ -182,7 +207,7 @@ Result<Worker> Worker::spawn(const WorkerCommand& command, UniqueFd input) {
     return make_error(Code::kUnavailable, "{}: {}", what, std::strerror(error));
   if (error != 0)
     return invalid_argument("{} in {}: {}", what, command.directory, std::strerror(error));
-  id.started_at = time_of_start(id.pid);
+  if (const auto facts = facts_of(id.pid)) id.started_at = facts->started_at();
   unreaped_leaders().insert(id.pid);
   return Worker(std::move(id), true);
 }
@@ -193,9 +218,10 @@ std::optional<Worker> Worker::find(const WorkerId& id, bool was_asked_to_end) {
   worker.was_asked_ = was_asked_to_end;
   if (time_of_start(id.pid) == id.started_at && ::getsid(id.pid) == id.pid) return worker;
   // It has ended. Of another boot nobody is left.
-  const std::string boot = id.started_at.substr(0, id.started_at.find(' '));
-  if (boot != boot_id() || worker.members().empty()) return std::nullopt;
+  if (id.started_at.substr(0, id.started_at.find(' ')) != boot_id()) return std::nullopt;
+  if (const auto left = worker.members(); left && left->empty()) return std::nullopt;
   worker.is_over_ = true;
+  worker.over_at_ = Clock::now();
   return worker;
 }
 
@@ -203,37 +229,74 @@ bool Worker::is_there() const { return is_child_ || time_of_start(id_.pid) == id
 
 void Worker::ask_to_end() {
   was_asked_ = true;
+  (void)members();  // who is known now is known when nobody can tell any more whose he was
   if (!is_over_ && is_there()) ::kill(id_.pid, SIGTERM);
 }
 
 void Worker::kill() {
   was_killed_ = true;
-  signal_all(SIGKILL);
+  if (const auto all = members()) signal_all(*all, SIGKILL);
+  else if (!is_over_ && is_there()) ::kill(id_.pid, SIGKILL);
 }
 
-std::vector<pid_t> Worker::members() const {
-  const std::vector<ProcessFacts> all = all_processes();
-  // No process gets the number of a group that has members; so who has it and is another one says
+std::optional<std::vector<pid_t>> Worker::members() {
+  const auto found = all_processes();
+  if (found.has_error()) return std::nullopt;
+  const std::vector<ProcessFacts>& all = found.value();
+  const std::set<pid_t> own = own_line(all);
+  // No process gets the number of a session that has members; so who has it and is another one says
   // that there are none.
-  const bool has_group = std::none_of(all.begin(), all.end(), [&](const ProcessFacts& one) {
-    return one.pid == id_.pid && one.started_at != id_.started_at;
+  const bool has_session = std::none_of(all.begin(), all.end(), [&](const ProcessFacts& one) {
+    return one.pid == id_.pid && one.ticks != ticks_;
   });
-  std::vector<pid_t> members;
+  std::map<pid_t, uint64_t> seen, others;
+  const auto knew = [](const std::map<pid_t, uint64_t>& who, const ProcessFacts& one) {
+    const auto known = who.find(one.pid);
+    return known != who.end() && known->second == one.ticks;
+  };
   for (const ProcessFacts& one : all) {
-    if (one.is_zombie) reap(one);
-    else if ((has_group && one.group == id_.pid) ||
-             (!id_.mark.empty() && was_started_with(one.pid, kMark, id_.mark)))
-      members.push_back(one.pid);
+    if (one.has_ended) {
+      reap(one);
+      continue;
+    }
+    if (one.ticks < ticks_ || own.contains(one.pid)) continue;
+    if (knew(seen_, one) || (has_session && one.session == id_.pid)) {
+      seen[one.pid] = one.ticks;
+    } else if (knew(others_, one)) {
+      others[one.pid] = one.ticks;
+    } else if (!id_.mark.empty()) {
+      const auto marks = variable_of(one.pid, kMark);
+      if (marks && has_part(*marks, id_.mark)) seen[one.pid] = one.ticks;
+      else if (marks) others[one.pid] = one.ticks;
+    }
   }
+  // Whoever these have started, with whatever environment.
+  for (bool more = true; std::exchange(more, false);)
+    for (const ProcessFacts& one : all)
+      if (!one.has_ended && one.ticks >= ticks_ && !own.contains(one.pid) &&
+          !seen.contains(one.pid) &&
+          (seen.contains(one.parent) || (one.session != 0 && seen.contains(one.session)))) {
+        seen[one.pid] = one.ticks;
+        more = true;
+      }
+  seen_ = std::move(seen);
+  others_ = std::move(others);
+  std::vector<pid_t> members;
+  for (const auto& [pid, ticks] : seen_) members.push_back(pid);
   return members;
 }
 
-void Worker::signal_all(int signal) {
-  for (const pid_t member : members())
+void Worker::signal_all(const std::vector<pid_t>& pids, int signal) {
+  for (const pid_t member : pids)
     signal_if(member, signal, [&](pid_t pid) {
-      return ::getpgid(pid) == id_.pid ||
-             (!id_.mark.empty() && was_started_with(pid, kMark, id_.mark));
+      const auto facts = facts_of(pid);
+      return facts && facts->ticks == seen_[pid];
     });
+}
+
+bool Worker::lingers() const {
+  constexpr auto kLong = std::chrono::seconds(10);
+  return is_over_ && (!was_asked_ || was_killed_) && Clock::now() - over_at_ > kLong;
 }
 
 /// The status of the command itself, once it has ended.
@@ -249,18 +312,26 @@ bool Worker::look_at_leader() {
 }
 
 std::optional<Worker::Ended> Worker::ended() {
-  using Clock = std::chrono::steady_clock;
   constexpr auto kLeastRest = std::chrono::milliseconds(50);
   constexpr int kRests = 20;  // as long as a look takes
-  if (!is_over_) is_over_ = look_at_leader();
+  if (!is_over_) {
+    is_over_ = look_at_leader();
+    over_at_ = Clock::now();
+  }
   const Clock::time_point now = Clock::now();
   if (!is_over_ || now < next_look_) return std::nullopt;
-  if (members().empty()) return Ended{status_};
+  const auto left = members();
+  const bool is_empty = left && left->empty();
+  // One look may miss who was just being started by another.
+  if (std::exchange(is_empty_, is_empty) && is_empty) return Ended{status_};
   // A shell does not hand SIGTERM on. Whoever it leaves behind may save yet, as long as it is let.
-  if (!was_asked_ || was_killed_) signal_all(SIGKILL);
-  else if (!std::exchange(were_asked_, true)) signal_all(SIGTERM);
+  if (left && !is_empty) {
+    if (!was_asked_ || was_killed_) signal_all(*left, SIGKILL);
+    else if (!std::exchange(were_asked_, true)) signal_all(*left, SIGTERM);
+  }
   const Clock::duration took = Clock::now() - now;
-  next_look_ = now + std::max<Clock::duration>(kLeastRest, took * kRests);
+  next_look_ = Clock::now() + (is_empty ? std::chrono::milliseconds(5)
+                                        : std::max<Clock::duration>(kLeastRest, took * kRests));
   return std::nullopt;
 }
 

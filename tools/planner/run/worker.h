@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,8 +30,8 @@ struct WorkerId {
   pid_t pid = 0;  // 0: nothing was started
   /// The boot of the machine, and the ticks since: no other process has the same number and that.
   std::string started_at = {};
-  /// PTC_WORKER in the environment of the command, and so of all that it starts, whatever their
-  /// groups and sessions are. "": it is not known; then only those of its group are.
+  /// In PTC_WORKER of the command's environment, and so of all that it starts, whatever their
+  /// sessions are. "": it is not known; then only those of its session are.
   std::string mark = {};
 };
 
@@ -58,8 +59,10 @@ class Worker {
   /// It and all that it has started. Who waits for a device or a file system that does not answer
   /// may be there yet.
   void kill();
-  /// Those of them who are. Cost: O(processes of the machine).
-  std::vector<pid_t> members() const;
+  /// Those of them who are; none: that cannot be said just now. Cost: O(processes of the machine).
+  std::optional<std::vector<pid_t>> members();
+  /// The command has ended so long ago, and whoever is left of it was killed and does not end.
+  bool lingers() const;
 
   struct Ended {
     std::optional<int> status;  // 0 … 255, or 128 + the signal; none: it was found, nobody knows
@@ -69,20 +72,25 @@ class Worker {
   std::optional<Ended> ended();
 
  private:
-  Worker(WorkerId id, bool is_child) : id_(std::move(id)), is_child_(is_child) {}
+  Worker(WorkerId id, bool is_child);
+
+  using Clock = std::chrono::steady_clock;
 
   static Result<Worker> spawn(const WorkerCommand& command, UniqueFd input);
   /// Whether its number is still its own.
   bool is_there() const;
   bool look_at_leader();
-  void signal_all(int signal);
+  void signal_all(const std::vector<pid_t>& pids, int signal);
 
   WorkerId id_;
+  uint64_t ticks_ = 0;  // when it was started: nobody of it was before
   bool is_child_;
   bool was_asked_ = false, was_killed_ = false;
-  bool is_over_ = false;                             // the command; others may be there yet
-  bool were_asked_ = false;                          // they
-  std::chrono::steady_clock::time_point next_look_;  // at them
+  bool is_over_ = false;     // the command; others may be there yet
+  bool were_asked_ = false;  // they
+  bool is_empty_ = false;    // the last look has found nobody
+  Clock::time_point over_at_, next_look_;
+  std::map<pid_t, uint64_t> seen_, others_;  // who is one of it, and who is not, and when he began
   std::optional<int> status_;
   UniqueFd gate_;  // what it waits for can be written there
 };
