@@ -16,6 +16,7 @@ import time
 import unittest
 import xml.etree.ElementTree
 
+import models
 import mount
 
 DATA = os.path.join(os.path.dirname(__file__), "..", "bench", "data")
@@ -373,6 +374,22 @@ class Planner(unittest.TestCase):
                     self.assertIn(where, said)
                     self.assertIn(error, said)
                     self.assertEqual(sorted(os.listdir(self.at)), there)
+
+    def test_tp_that_does_not_divide_the_heads(self):
+        models.Llama().write_hf(self.path("llama"))
+        table = "model,batch,tp,pp,dp,iteration_s\nm,8,1,1,1,1\nm,8,16,1,1,oom\n"
+        self.write("p.csv", table + "m,8,2,1,1,0.6\nm,8,16,1,1,0.4\n")
+        jobs = self.jobs({"name": "a", "model": "m", "samples": 10, "state": "llama"})
+        commands = (("spase", "plan", jobs, "--steps", "100", "--svg", self.path("x.svg")), ("spase", "rehearse", jobs, "--steps", "100"),
+                    ("autoscale", jobs, "--dry-run"), ("simulate", jobs, "--hours", "1", "-o", self.path("out")))
+        there = sorted(os.listdir(self.at))
+        for words in commands:
+            said = self.ptc(*words, code=1)
+            self.assertRegex(said, r"p\.csv: line 5, column 5: job 'a' cannot have tp16-pp1-dp1: .* has 8 heads, fewer than tp = 16")
+            self.assertEqual(sorted(os.listdir(self.at)), there)
+        self.write("p.csv", table)  # it was tried, and had no time
+        for words in commands:
+            self.ptc(*words)
 
     def test_output_goes_where_it_is_said(self):
         self.imported()

@@ -22,6 +22,7 @@
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/carry_out.h"
 #include "tools/ptc/command.h"
+#include "tools/ptc/job_states.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
@@ -280,6 +281,7 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
     return kDone;
   }
   from.file.choose_device(options.device);
+  PTC_TRY(check_layouts(from));
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   PTC_TRY(auto rows, planner::rows_of_jobs(from));
   planner::PolicyCurves curves(policy, rows, from.file.jobs, from.file.nodes);

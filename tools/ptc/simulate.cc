@@ -21,7 +21,7 @@
 #include "tools/planner/spase/gantt.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/interruptions.h"
-#include "tools/ptc/model_directory.h"
+#include "tools/ptc/job_states.h"
 #include "tools/ptc/output_file.h"
 #include "tools/ptc/text.h"
 
@@ -144,6 +144,7 @@ class Simulator {
     PTC_TRY(policies_, policies());
     PTC_TRY(from_, planner::read_jobs_file(options_.file));
     from_.file.choose_device(options_.device);
+    PTC_TRY(check_layouts(from_));
     for (const std::string& remark : from_.remarks)
       fmt::print(stderr, "ptc: {}\n", printable(remark));
     rules_ = rules_of(options_);
@@ -185,19 +186,7 @@ class Simulator {
     if (!options_.priced)
       return planner::constant_prices(rules_.scaling.change_s, rules_.scaling.start_s);
     PTC_TRY(const auto costs, costs_of(options_.costs));
-    std::vector<planner::ModelState> states;
-    for (const planner::JobToTrain& job : from_.file.jobs) {
-      planner::ModelState& state = states.emplace_back();
-      state.bytes = job.state_bytes;
-      if (job.state_directory.empty()) continue;
-      const std::filesystem::path beside = planner::has_a_place(options_.file)
-                                               ? std::filesystem::path(options_.file).parent_path()
-                                               : std::filesystem::path();
-      auto model = model_of_directory((beside / job.state_directory).string(), std::nullopt);
-      if (model.has_error())
-        return from_.file.error(job, "state", "'state': " + model.error().message());
-      state.tensors = std::make_shared<const Model>(std::move(model).value());
-    }
+    PTC_TRY(auto states, states_of(from_));
     return planner::planned_prices(from_.file.jobs, std::move(states), from_.file.nodes, costs);
   }
 

@@ -17,6 +17,7 @@
 #include "tools/planner/spase/solver.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/interruptions.h"
+#include "tools/ptc/job_states.h"
 #include "tools/ptc/output_file.h"
 #include "tools/ptc/text.h"
 
@@ -58,6 +59,7 @@ void print_plan(const planner::Instance& instance, const planner::Solution& solu
 Result<int> run_plan(const PlanOptions& options) {
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   from.file.choose_device(options.device);
+  PTC_TRY(check_layouts(from));
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   std::optional<OutputFile> picture;
   if (options.svg) {

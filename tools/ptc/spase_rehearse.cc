@@ -13,6 +13,7 @@
 #include "tools/planner/spase/gantt.h"
 #include "tools/planner/spase/rehearsal.h"
 #include "tools/ptc/interruptions.h"
+#include "tools/ptc/job_states.h"
 #include "tools/ptc/spase.h"
 #include "tools/ptc/text.h"
 
@@ -78,6 +79,7 @@ std::vector<Step> rehearsed(const planner::Instance& instance, const RehearseOpt
 Result<int> run_rehearse(const RehearseOptions& options) {
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   from.file.choose_device(options.device);
+  PTC_TRY(check_layouts(from));
   for (const std::string& remark : from.remarks) fmt::print(stderr, "ptc: {}\n", printable(remark));
   PTC_TRY(const planner::Instance instance, planner::make_instance(from));
   const Interruptions noted(Interruptions::kFirst);
