@@ -81,6 +81,30 @@ class Planner(unittest.TestCase):
         titles = {title.text.split(":")[0] for bar in picture.iter(f"{svg}rect") for title in bar.iter(f"{svg}title")}
         self.assertEqual(titles, {task["name"] for task in plan["tasks"]})
 
+    def test_profiles_in_json(self):
+        self.imported()
+        table = self.path("p.csv")
+        self.ptc("profile", "import", "elasticflow", f"{DATA}/elasticflow/gpt2.csv", f"{DATA}/elasticflow/bert.csv", "-o",
+                 self.path("p.json"))
+        with open(table, encoding="utf-8", newline="") as file:
+            rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+        self.assertEqual([{key: str(value) for key, value in row.items()} for row in json.loads(self.read(self.path("p.json")))],
+                         [{**row, "iteration_s": str(json.loads(row["iteration_s"]))} for row in rows])
+        shown = self.ptc("profile", "show", table)
+        self.assertEqual(self.ptc("profile", "show", self.path("p.json")), shown)
+        best = self.ptc("profile", "show", table, "--json")
+        self.assertEqual(len(json.loads(best)), len(shown.splitlines()) - 1)
+        self.assertEqual(self.ptc("profile", "show", self.write("best.json", best)), shown)
+        self.assertEqual(json.loads(self.ptc("profile", "show", self.write("none.json", "[]"), "--json")), [])
+        self.ptc("profile", "fit", self.path("p.json"), "-o", self.path("fitted.json"))
+        fitted = self.ptc("profile", "fit", table)
+        self.assertEqual(len(json.loads(self.read(self.path("fitted.json")))), len(fitted.splitlines()) - 1)
+        jobs = self.write("jobs.json", json.dumps({"cluster": {"nodes": [8]}, "profiles": "fitted.json",
+                                                   "jobs": [{"name": "a", "model": "gpt2", "samples": 1e6}]}))
+        self.assertIn("until all are done", self.ptc("spase", "plan", jobs, "--steps", "100"))
+        self.write("fitted.json", '[{"model": "gpt2", "batch": 64,\n  "iteration_s": 0}]')
+        self.assertRegex(self.ptc("spase", "plan", jobs, code=1), r"fitted\.json: line 2, column 18 \(iteration_s\): an iteration takes")
+
     def test_what_was_held_back_is_modelled(self):
         """Half of the trials with several GPUs, of tables that others have published; prints by how much it is off. Placements over
         more nodes than there need be are not modelled.
@@ -334,7 +358,8 @@ class Planner(unittest.TestCase):
     def test_where_in_the_jobs_file_it_is_wrong(self):
         """By every command that reads it; and nothing is written."""
         self.imported()
-        self.write("wide.csv", "model,technique,batch,gpus,max_gpus_per_node,iteration_s\nwide,pp,8,6,6,1\nfar,pp,8,2,1,1\nfull,,8,1,1,oom\n")
+        self.write("wide.csv", "model,technique,batch,gpus,max_gpus_per_node,iteration_s\n"
+                               "wide,pp,8,6,6,1\nfar,pp,8,2,1,1\nfull,,8,1,1,oom\n")
         good = {"cluster": {"nodes": [4, 4]}, "profiles": ["p.csv", "wide.csv"],
                 "jobs": [{"name": "b", "model": "bert", "samples": 1, "batch": [64, 128]},
                          {"name": "a", "model": "gpt2", "samples": 1}]}
@@ -342,8 +367,10 @@ class Planner(unittest.TestCase):
         for change, place, error in (
                 ({"model": "gtp2"}, '"gtp2"', "job 'a': no profile has a model 'gtp2' (did you mean 'gpt2'?); there are"),
                 ({"batch": 3}, "3", "job 'a': no profile of 'gpt2' has a batch of 3; there are 128, 256"),
-                ({"model": "bert", "batch": [3, 5]}, "[\n    3", "job 'a': no profile of 'bert' has a batch from 3 to 5; there are 64, 128"),
-                ({"technique": "dpp"}, '"dpp"', "job 'a': no profile of 'gpt2' has a technique 'dpp' (did you mean 'ddp'?); there is 'ddp'"),
+                ({"model": "bert", "batch": [3, 5]}, "[\n    3",
+                 "job 'a': no profile of 'bert' has a batch from 3 to 5; there are 64, 128"),
+                ({"technique": "dpp"}, '"dpp"',
+                 "job 'a': no profile of 'gpt2' has a technique 'dpp' (did you mean 'ddp'?); there is 'ddp'"),
                 ({"model": "wide"}, '"wide"', f"job 'a': it fits nowhere: 'wide' needs 6 GPUs at least, {whole_nodes}"),
                 ({"model": "far"}, '"far"', "job 'a': it fits nowhere: 'far' was measured with 2 GPUs of which at most 1 were on one node"),
                 ({"model": "full"}, '"full"', "job 'a': 'full' was out of memory in all that its profiles tried"),

@@ -164,6 +164,15 @@ class ProfileRun(unittest.TestCase):
         self.assertIn(f"{9 - before} trials now, 0 of them without a time; 9 in all", self.run_it())
         self.assertLessEqual(len(self.asked()), 11)  # those that were under way twice
 
+    def test_into_json(self):
+        self.technique("good", 'print(json.dumps({"dp": asked["gpus"], "iteration_s": 1}))\n')
+        self.assertIn("9 trials now, 0 of them without a time; 9 in all", self.run_it("-o", self.path("p.json")))
+        rows = json.loads(mount.read_text(self.path("p.json")))
+        self.assertEqual({(row["batch"], row["dp"], row["iteration_s"]) for row in rows},
+                         {(b, g, 1) for b in (16, 32, 64) for g in (1, 2, 4)})
+        self.assertIn("0 trials now", self.run_it("-o", self.path("p.json")))
+        self.assertFalse(os.path.exists(self.path("profiles.csv")))
+
     def test_what_is_wrong_is_named(self):
         self.technique("good", 'print(\'{"iteration_s": 1}\')\n')
         self.assertIn("has no technique 'god' (did you mean 'good'?)", self.run_it("--technique", "god", code=1))
@@ -174,7 +183,7 @@ class ProfileRun(unittest.TestCase):
         self.jobs({"batch": 1, "trial": 3})
         self.assertIn("'trial' must be an object", self.run_it(code=1))
         self.jobs({"batch": 1, "trial": {"a": 1}}, {"batch": 1, "trial": {"a": 2}})
-        self.assertRegex(self.run_it(code=1), r"jobs.json: line 1, column \d+: job 'j1': it and 'j0' have one model, 'm', and say different")
+        self.assertRegex(self.run_it(code=1), r"jobs.json: line 1, column \d+: job 'j1': it and 'j0' have one model, 'm', and say")
         self.jobs({"batch": 16, "now": {"gpus": 5}})
         self.assertRegex(self.run_it(code=1), r"jobs.json: line 1, column \d+: job 'j0': it has 5 GPUs, and the cluster has 4")
         self.assertFalse(os.path.exists(self.path("profiles.csv")))

@@ -29,7 +29,7 @@ struct ProfileOptions {
   std::optional<std::string> output;
   std::vector<std::string> files;
   std::string batch = "1";
-  bool says_batch = false;
+  bool says_batch = false, as_json = false;
   std::vector<std::string> models;
 };
 
@@ -82,7 +82,7 @@ Result<int> run_import(const ProfileOptions& options) {
     fmt::print(stderr,
                "ptc: these tables do not say the batch: without --batch it is 1, and samples are "
                "iterations\n");
-  const std::string text = planner::profiles_csv(all.rows);
+  const std::string text = planner::profiles_text(all.rows, options.output.value_or(""));
   if (!output || output->is_standard_output()) {
     fmt::print("{}", text);
     return kDone;
@@ -128,6 +128,7 @@ Result<int> run_show(const ProfileOptions& options) {
                {"OF LINEAR", Table::Align::kRight, 2},
                {"BATCH", Table::Align::kRight, 1},
                {"HOW"}});
+  std::vector<planner::ProfileRow> shown;
   for (const std::string& model : models) {
     for (const std::string& device : known[model]) {
       if (!options.device.empty() && device != options.device) continue;
@@ -136,17 +137,24 @@ Result<int> run_show(const ProfileOptions& options) {
         table.add(std::move(cells));
       };
       const auto points = planner::frontier(parts[{model, device}], {model});
-      for (const planner::FrontierPoint& point : points)
+      for (const planner::FrontierPoint& point : points) {
+        shown.push_back(*point.row);
         add({std::to_string(point.gpus), fmt::format("{:.4g}", point.samples_per_s),
              fmt::format("{:.0f} %", 100 * point.samples_per_s / point.gpus * points.front().gpus /
                                          points.front().samples_per_s),
              std::to_string(point.row->batch),
              point.row->way() + (point.row->origin == "modelled" ? " (modelled)" : "")});
+      }
       if (!points.empty()) continue;
+      for (const planner::ProfileRow* row : parts[{model, device}]) shown.push_back(*row);
       const std::string why = planner::why_no_time(parts[{model, device}]);
       add({"-", "-", "-", "-",
            why == "out of memory" ? why + " in all trials" : "no time in any trial: " + why});
     }
+  }
+  if (options.as_json) {
+    fmt::print("{}", planner::profiles_json(shown));
+    return kDone;
   }
   if (table.empty()) {
     fmt::print("{} has no trial {}.\n", printable(name),
@@ -171,7 +179,8 @@ void add_profile(CLI::App& app, Context& context) {
       app.add_subcommand("profile", "Tell how fast models train, by GPUs and layout");
   command->footer(
       "A profile is a table (CSV): model, technique, batch, tp, pp, dp, iteration_s …,\n"
-      "a line for each trial; \"oom\" stands for a time where there was none.\n"
+      "a line for each trial; \"oom\" stands for a time where there was none. Or JSON, an\n"
+      "array of objects with these keys; what is written to a FILE.json is that.\n"
       "\nExamples:\n"
       "  ptc profile import elasticflow throughputs_A100/*.csv -o profiles.csv\n"
       "  ptc profile run jobs.json -o profiles.csv\n"
@@ -259,6 +268,7 @@ void add_profile(CLI::App& app, Context& context) {
   show->add_option("FILE", options->file, "a profile; -: standard input")->required();
   show->add_option("MODEL", options->models, "only these");
   show->add_option("--device", options->device, "only this kind of GPU")->type_name("NAME");
+  show->add_flag("--json", options->as_json, "print these trials as a profile in JSON");
   for (CLI::App* sub : {import, run, fit, show}) sub->fallthrough();
   command->callback([&context, options, trials, model, import, run, fit, batch] {
     options->says_batch = batch->count() > 0;

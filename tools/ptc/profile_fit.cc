@@ -83,7 +83,7 @@ Result<int> run_profile_fit(const ProfileFitOptions& options) {
   }
   std::erase_if(rows, [](const planner::ProfileRow& row) { return row.origin == "modelled"; });
   std::move(made.rows.begin(), made.rows.end(), std::back_inserter(rows));
-  const std::string table = planner::profiles_csv(rows);
+  const std::string table = planner::profiles_text(rows, options.output.value_or(""));
   if (!output || output->is_standard_output()) {
     fmt::print("{}", table);
     return kDone;

@@ -124,7 +124,7 @@ Result<int> run_profile_run(const ProfileRunOptions& options) {
                computed.dp == row.dp && computed.accumulation == row.accumulation;
       });
     rows.push_back(row);
-    PTC_TRY(write_file_atomically(AT_FDCWD, output, planner::profiles_csv(rows)));
+    PTC_TRY(write_file_atomically(AT_FDCWD, output, planner::profiles_text(rows, output)));
     had_none += !none.empty();
     fmt::print("{}/{} {} {} on {}, batch {}: {}\n", ++done, trials.size(), printable(trial.model),
                printable(trial.technique), planner::counted(trial.gpus, "GPU"), trial.batch,

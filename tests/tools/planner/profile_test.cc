@@ -54,7 +54,7 @@ TEST(Profile, SaysWhereWhatIsWrong) {
 
 TEST(Profile, ColumnsThatAreMisspeltAreNamed) {
   EXPECT_EQ(profile_complaint("model,techniqe,batch,iteration_s\na,ddp,8,1"),
-            "p.csv: line 1: unknown column 'techniqe' (did you mean 'technique'?)");
+            "p.csv: line 1, column 7: unknown column 'techniqe' (did you mean 'technique'?)");
   EXPECT_THAT(profile_complaint("model,batch,max_gpu_per_node,iteration_s\n"),
               HasSubstr("'max_gpu_per_node' (did you mean 'max_gpus_per_node'?)"));
   EXPECT_THAT(profile_complaint("model,batch,pd,iteration_s\n"),
@@ -65,6 +65,80 @@ TEST(Profile, ColumnsThatAreMisspeltAreNamed) {
       parse_profiles("model,batch,iteration_s,note,ep,tp\na,8,1,x,2,1", "p.csv", &remarks);
   ASSERT_TRUE(rows.has_value()) << rows.error().message();
   EXPECT_THAT(remarks, ElementsAre("p.csv: columns that are not used: 'ep', 'note'"));
+}
+
+TEST(Profile, IsReadAndWrittenAsJson) {
+  const std::string json =
+      "[\n {\"model\": \"gpt2 \\\"é\\\"\", \"technique\": \"fsdp, offloaded\", \"batch\": 256, "
+      "\"tp\": 2, \"pp\": 1, \"dp\": 4, \"max_gpus_per_node\": 4, \"device\": \"A800\", "
+      "\"iteration_s\": 0.1, \"peak_bytes\": 1000, \"origin\": \"measured\", \"accumulation\": "
+      "2},\n "
+      "{\"model\": \"gpt2\", \"batch\": 256, \"tp\": 1, \"pp\": 1, \"dp\": 1, "
+      "\"iteration_s\": \"oom\"}\n]\n";
+  const auto rows = parse_profiles(json, "p.json");
+  ASSERT_TRUE(rows.has_value()) << rows.error().message();
+  EXPECT_EQ(rows.value()[0].model, "gpt2 \"é\"");
+  EXPECT_EQ(rows.value()[0].gpus, 8u);
+  EXPECT_EQ(rows.value()[1].line, 3u);
+  EXPECT_EQ(rows.value()[1].column, 40u);
+  EXPECT_EQ(profiles_json(rows.value()), json);
+  const auto again = parse_profiles(profiles_csv(rows.value()), "p.csv");
+  ASSERT_TRUE(again.has_value()) << again.error().message();
+  EXPECT_EQ(profiles_text(again.value(), "x/p.json"), json);
+  EXPECT_EQ(profiles_text(rows.value(), "p.csv"), profiles_csv(rows.value()));
+  EXPECT_EQ(profiles_json({}), "[\n]\n");
+  EXPECT_THAT(parse_profiles(" []", "p.json").value(), IsEmpty());
+  EXPECT_EQ(parse_profiles("\xef\xbb\xbf[\r\n{\"iteration_s\": \"OOM\", \"model\": \"a\", "
+                           "\"batch\": 8, \"dp\": null, \"gpus\": 4}]",
+                           "p.json")
+                .value()[0]
+                .dp,
+            4u);
+}
+
+TEST(Profile, SaysWhereWhatIsWrongInJson) {
+  const auto complaint = [](std::string_view text) {
+    const auto rows = parse_profiles(text, "p.json");
+    return rows.has_error() ? rows.error().message() : "taken";
+  };
+  const std::string shape = "it must be an array of objects, one a row: [{\"model\": …}, …]";
+  EXPECT_EQ(complaint("{\"model\": \"a\"}"), "p.json: line 1, column 1: " + shape);
+  EXPECT_EQ(complaint("[\n 1]"), "p.json: line 2, column 2: " + shape);
+  EXPECT_THAT(complaint("[\n{]"), HasSubstr("p.json: line 2, column 2: not valid JSON"));
+  EXPECT_EQ(complaint("[{\"model\": \"a\",\n \"batch\": true}]"),
+            "p.json: line 2, column 11: 'batch' must be a text or a number");
+  EXPECT_EQ(complaint("[{\"model\": \"ä\", \"batch\": [8]}]"),
+            "p.json: line 1, column 26: 'batch' must be a text or a number");
+  EXPECT_EQ(complaint("[{\"model\": \"ä\", \"batch\": 8, \"iteration_s\": 1},\n"
+                      " {\"iteration_s\": -1, \"model\": \"ä\", \"batch\": 8}]"),
+            "p.json: line 2, column 18 (iteration_s): an iteration takes 1e-9 to 1e9 s, or "
+            "\"oom\", not '-1'");
+  EXPECT_EQ(complaint("[{\"model\": \"ä\", \"batch\": 8, \"iteration_s\": 1},\n"
+                      " {\"model\": \"ä\", \"iteration_s\": 1}]"),
+            "p.json: line 2, column 2 (batch): a number is missing");
+  EXPECT_EQ(
+      complaint("[{\"model\": \"ä\", \"techniqe\": \"ddp\", \"batch\": 8, \"iteration_s\": 1}]"),
+      "p.json: line 1, column 17: unknown column 'techniqe' (did you mean 'technique'?)");
+  EXPECT_EQ(complaint("[{\"model\": \"a\", \"iteration_s\": 1}]"),
+            "p.json: line 1: there is no column 'batch'");
+}
+
+/// A row does not take what all columns would.
+TEST(Profile, ShortRowsOfWideTablesAreShort) {
+  std::string csv = "model,batch,iteration_s",
+              json = "[{\"model\": \"a\", \"batch\": 1, \"iteration_s\": 1";
+  for (int i = 0; i < 4000; ++i) {
+    csv += fmt::format(",x{}", i);
+    json += fmt::format(",\"x{}\": 1", i);
+  }
+  csv += "\n";
+  json += "}";
+  for (int i = 0; i < 50'000; ++i) {
+    csv += "a,1,1\n";
+    json += ",{\"model\": \"a\", \"x3999\": 1, \"batch\": 1, \"iteration_s\": 1}";
+  }
+  EXPECT_THAT(parse_profiles(csv, "p.csv").value(), SizeIs(50'000));  // 8 GB, if they were not
+  EXPECT_THAT(parse_profiles(json + "]", "p.json").value(), SizeIs(50'001));
 }
 
 TEST(Profile, OutOfMemoryIsWrittenInManyWays) {

@@ -6,12 +6,13 @@
 #include <utility>
 
 #include "store/base/json.h"
+#include "store/base/utf8.h"
 #include "tools/planner/profile/input.h"
 
 namespace ptc::planner {
 namespace {
 
-constexpr size_t kMostCsvBytes = 64 << 20, kMostColumns = 4096;
+constexpr size_t kMostOfATitle = 200;
 
 std::string_view trimmed(std::string_view text) {
   const size_t begin = text.find_first_not_of(" \t");
@@ -31,26 +32,29 @@ std::string plain_title(std::string_view title) {
 }
 
 Result<Csv> Csv::parse(std::string_view text, std::string name) {
-  if (text.size() > kMostCsvBytes) return invalid_argument("{}: it has more than 64 MiB", name);
+  if (text.size() > kMostBytes) return invalid_argument("{}: it has more than 64 MiB", name);
   PTC_TRY(text, as_utf8(text, name));
   Csv csv;
   csv.name_ = std::move(name);
   bool has_header = false;
-  size_t line = 1, at = 0;
+  uint32_t line = 1;
+  size_t at = 0;
   while (at < text.size()) {
-    Row row{line, {}, {}};
+    Row row;
+    const uint32_t row_line = line;
     const size_t begin = at;
+    const auto here = [&] { return Place{row_line, static_cast<uint32_t>(at - begin + 1)}; };
     for (bool more = true; more;) {
-      row.places.push_back(at - begin + 1);
+      const Place place = here();
       std::string field;
       bool is_quoted = false;
       if (at < text.size() && text[at] == '"') {
-        const size_t from = line;
+        const uint32_t from = line;
         is_quoted = true;
         for (++at;; ++at) {
           if (at == text.size())
             return invalid_argument("{}: line {}, column {}: a quote that does not end", csv.name_,
-                                    from, row.places.back());
+                                    from, place.column);
           line += text[at] == '\n';
           if (text[at] != '"') field += text[at];
           else if (at + 1 < text.size() && text[at + 1] == '"') field += text[++at];
@@ -61,41 +65,64 @@ Result<Csv> Csv::parse(std::string_view text, std::string name) {
       const size_t end = std::min(text.find_first_of(",\r\n", at), text.size());
       field += text.substr(at, end - at);
       at = end;
-      row.fields.emplace_back(is_quoted ? std::string_view(field) : trimmed(field));
+      row.fields.push_back({std::string(is_quoted ? std::string_view(field) : trimmed(field)),
+                            place, static_cast<uint32_t>(row.fields.size())});
       more = at < text.size() && text[at] == ',';
       if (more) ++at;
     }
     if (row.fields.size() > kMostColumns)
-      return invalid_argument("{}: line {}: more than {} columns", csv.name_, row.line,
+      return invalid_argument("{}: line {}: more than {} columns", csv.name_, row_line,
                               kMostColumns);
+    row.otherwise = here();
     if (at < text.size() && text[at] == '\r') ++at;
     if (at < text.size() && text[at] == '\n') ++at;
     ++line;
-    if (row.fields.size() == 1 && row.fields.front().empty()) continue;
+    if (row.fields.size() == 1 && row.fields.front().text.empty()) continue;
     if (!has_header) {
       has_header = true;
-      csv.columns_ = std::move(row.fields);
-      PTC_TRY(csv.check_header(row.line));
-      for (size_t i = 0; i < csv.columns_.size(); ++i)
-        if (!csv.columns_[i].empty() && csv.column(csv.columns_[i]) != i)
-          return invalid_argument("{}: line {}, column {}: a second column {}", csv.name_, row.line,
-                                  row.places[i], ptc::quoted(csv.columns_[i]));
+      for (Field& field : row.fields) {
+        const bool is_new = csv.by_title_.try_emplace(field.text, field.column).second;
+        csv.columns_.push_back(std::move(field.text));
+        csv.title_places_.push_back(field.place);
+        if (!is_new && !csv.columns_.back().empty())
+          return invalid_argument("{}: line {}, column {}: a second column {}", csv.name_, row_line,
+                                  field.place.column, ptc::quoted(csv.columns_.back()));
+      }
+      PTC_TRY(csv.check_header(row_line));
       continue;
     }
-    while (row.fields.size() > csv.columns_.size() && row.fields.back().empty())
+    while (row.fields.size() > csv.columns_.size() && row.fields.back().text.empty())
       row.fields.pop_back();
     if (row.fields.size() > csv.columns_.size())
       return invalid_argument(
           "{}: line {}, column {}: the header has {} column{}, and this is one more", csv.name_,
-          row.line, row.places[csv.columns_.size()], csv.columns_.size(),
+          row_line, row.fields[csv.columns_.size()].place.column, csv.columns_.size(),
           csv.columns_.size() == 1 ? "" : "s");
-    row.fields.resize(csv.columns_.size());
-    row.places.resize(csv.columns_.size(), at - begin);
     csv.rows_.push_back(std::move(row));
   }
   if (!has_header)
     return invalid_argument("{}: it is empty: the first line names the columns", csv.name_);
   return csv;
+}
+
+const Csv::Field* Csv::find(size_t row, size_t column) const {
+  const std::vector<Field>& fields = rows_[row].fields;
+  if (column < fields.size() && fields[column].column == column) return &fields[column];
+  const auto found =
+      std::lower_bound(fields.begin(), fields.end(), column,
+                       [](const Field& field, size_t wanted) { return field.column < wanted; });
+  return found != fields.end() && found->column == column ? &*found : nullptr;
+}
+
+const std::string& Csv::at(size_t row, size_t column) const {
+  static const std::string kNothing;
+  const Field* field = find(row, column);
+  return field != nullptr ? field->text : kNothing;
+}
+
+Csv::Place Csv::place(size_t row, size_t column) const {
+  const Field* field = find(row, column);
+  return field != nullptr ? field->place : rows_[row].otherwise;
 }
 
 Result<> Csv::check_header(size_t line) const {
@@ -112,9 +139,9 @@ Result<> Csv::check_header(size_t line) const {
 }
 
 std::optional<size_t> Csv::column(std::string_view title) const {
-  const auto found = std::find(columns_.begin(), columns_.end(), title);
-  if (found == columns_.end()) return std::nullopt;
-  return static_cast<size_t>(found - columns_.begin());
+  const auto found = by_title_.find(title);
+  if (found == by_title_.end()) return std::nullopt;
+  return found->second;
 }
 
 std::optional<std::string> Csv::like_title(std::string_view title) const {
@@ -130,13 +157,15 @@ Result<size_t> Csv::needed(std::string_view title) const {
   if (const auto found = column(title)) return *found;
   const auto like = like_title(title);
   return invalid_argument(
-      "{}: line 1: there is no column '{}'{}", name_, title,
+      "{}: line {}: there is no column '{}'{}", name_,
+      title_places_.empty() ? 1 : title_places_.front().line, title,
       like ? fmt::format(" (is it {}? rename it)", ptc::quoted(*like)) : std::string());
 }
 
 Error Csv::error(size_t row, size_t column, std::string_view message) const {
-  return invalid_argument("{}: line {}, column {} ({}): {}", name_, rows_[row].line,
-                          rows_[row].places[column], columns_[column], message);
+  const Place at = place(row, column);
+  return invalid_argument("{}: line {}, column {} ({}): {}", name_, at.line, at.column,
+                          printable(columns_[column], kMostOfATitle), message);
 }
 
 Result<double> Csv::number(size_t row, size_t column) const {

@@ -1,7 +1,9 @@
-// Tables as text: RFC 4180's commas and quotes, with or without a byte order mark, CRLF or LF.
+// Tables as text: RFC 4180's commas and quotes, with or without a byte order mark, CRLF or LF; or
+// JSON, an array of objects whose keys are the columns.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,11 +16,17 @@ namespace ptc::planner {
 /// One table, read whole. Immutable.
 class Csv {
  public:
+  static constexpr size_t kMostBytes = 64 << 20, kMostColumns = 4096;
   /// `name` is the file's, for messages: "profiles.csv: line 3, column 7: …". kInvalidArgument: a
   /// quote that does not end, a row that is longer than the header, a column twice, more than
   /// 4096 of them, anything but commas between them, no UTF-8, more than 64 MiB. A shorter row has
   /// empty fields at its end; empty lines are passed over.
   static Result<Csv> parse(std::string_view text, std::string name);
+  /// The same of JSON; a column is whatever key some row has, and null is an empty field.
+  /// kInvalidArgument: what is no array of objects of texts and numbers.
+  static Result<Csv> of_json(std::string_view text, std::string name);
+  /// Whether it can only be JSON.
+  static bool is_json(std::string_view text);
 
   const std::string& name() const { return name_; }
   size_t rows() const { return rows_.size(); }
@@ -27,10 +35,14 @@ class Csv {
   /// kInvalidArgument, naming the title that is most like it, when there is none.
   Result<size_t> needed(std::string_view title) const;
 
-  const std::string& at(size_t row, size_t column) const { return rows_[row].fields[column]; }
-  /// Where that stands in the file, both from 1.
-  size_t line_of(size_t row) const { return rows_[row].line; }
-  size_t column_of(size_t row, size_t column) const { return rows_[row].places[column]; }
+  const std::string& at(size_t row, size_t column) const;
+  struct Place {
+    uint32_t line = 1, column = 1;
+  };
+  /// Where that stands in the file; where it is missing, the end of the row, or its begin in JSON.
+  Place place(size_t row, size_t column) const;
+  /// Of its title; in JSON of the first key of this name.
+  Place title_place(size_t column) const { return title_places_[column]; }
   /// A finite number; kInvalidArgument names the place otherwise.
   Result<double> number(size_t row, size_t column) const;
   Result<uint64_t> whole(size_t row, size_t column, uint64_t least, uint64_t most) const;
@@ -41,13 +53,23 @@ class Csv {
   Result<> check_header(size_t line) const;
   std::optional<std::string> like_title(std::string_view title) const;
 
-  struct Row {
-    size_t line;
-    std::vector<std::string> fields;
-    std::vector<size_t> places;  // of fields, from 1
+  struct Field {
+    std::string text;
+    Place place;
+    uint32_t column;
   };
+  struct Row {
+    std::vector<Field> fields;  // by column; empty ones may be missing
+    Place otherwise;            // of those
+  };
+  const Field* find(size_t row, size_t column) const;
+  /// The column of this title, a new one if there is none. kInvalidArgument: too many.
+  Result<uint32_t> add_column(std::string title, Place place);
+
   std::string name_;
   std::vector<std::string> columns_;
+  std::vector<Place> title_places_;
+  std::map<std::string, uint32_t, std::less<>> by_title_;  // the first of each
   std::vector<Row> rows_;
 };
 

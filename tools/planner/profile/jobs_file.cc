@@ -341,7 +341,9 @@ std::string tables_there_are(const std::filesystem::path& directory, const std::
   const std::filesystem::directory_iterator end;
   for (std::filesystem::directory_iterator at(folder, error);
        !error && at != end && looked_at < kMostLookedAt; at.increment(error), ++looked_at)
-    if (at->path().extension() == ".csv") tables.insert((below / at->path().filename()).string());
+    if (const auto kind = at->path().extension();
+        kind == ".csv" || (kind == ".json" && std::filesystem::path(missing).extension() == kind))
+      tables.insert((below / at->path().filename()).string());
   return what_there_is(missing, tables);
 }
 

@@ -1,6 +1,7 @@
 #include "tools/planner/profile/profile.h"
 
 #include <algorithm>
+#include <boost/json/serialize.hpp>
 #include <map>
 #include <set>
 #include <tuple>
@@ -62,9 +63,11 @@ class Reader {
       if (title.empty() || std::find(kTitles.begin(), kTitles.end(), title) != kTitles.end())
         continue;
       const auto like = meant_title(title);
-      if (like && !csv_.column(*like))
-        return invalid_argument("{}: line 1: unknown column {} (did you mean '{}'?)", csv_.name(),
-                                ptc::quoted(title), *like);
+      if (like && !csv_.column(*like)) {
+        const Csv::Place place = csv_.title_place(*csv_.column(title));
+        return invalid_argument("{}: line {}, column {}: unknown column {} (did you mean '{}'?)",
+                                csv_.name(), place.line, place.column, ptc::quoted(title), *like);
+      }
       unused.insert(title);
     }
     if (remarks != nullptr && !unused.empty())
@@ -93,8 +96,9 @@ class Reader {
     ProfileRow row;
     row.model = csv_.at(i, model_);
     if (row.model.empty()) return csv_.error(i, model_, "the model's name is missing");
-    row.line = static_cast<uint32_t>(csv_.line_of(i));
-    row.column = static_cast<uint32_t>(csv_.column_of(i, csv_.column("tp").value_or(model_)));
+    const Csv::Place place = csv_.place(i, csv_.column("tp").value_or(model_));
+    row.line = place.line;
+    row.column = place.column;
     row.technique = text(i, "technique");
     row.device = text(i, "device");
     row.origin = text(i, "origin");
@@ -157,7 +161,12 @@ std::string ProfileRow::way() const {
 
 Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name,
                                                std::vector<std::string>* remarks) {
-  PTC_TRY(const Csv csv, Csv::parse(text, name));
+  if (!Csv::is_json(text)) {
+    PTC_TRY(const Csv csv, Csv::parse(text, name));
+    return Reader(csv).read(remarks);
+  }
+  PTC_TRY(const Csv csv, Csv::of_json(text, name));
+  if (csv.rows() == 0) return std::vector<ProfileRow>();  // then it names no columns
   return Reader(csv).read(remarks);
 }
 
@@ -175,6 +184,33 @@ std::string profiles_csv(const std::vector<ProfileRow>& rows) {
         row.iteration_s ? fmt::format("{}", *row.iteration_s) : "oom", number(row.peak_bytes),
         csv_field(row.origin), some_accumulate ? fmt::format(",{}", row.accumulation) : "");
   return out;
+}
+
+std::string profiles_json(const std::vector<ProfileRow>& rows) {
+  std::string out = "[";
+  for (const ProfileRow& row : rows) {
+    const auto text = [](const char* key, const std::string& value) {
+      return value.empty() ? ""
+                           : fmt::format(", \"{}\": {}", key, json::serialize(json::value(value)));
+    };
+    const auto number = [](const char* key, uint64_t value, uint64_t otherwise) {
+      return value == otherwise ? "" : fmt::format(", \"{}\": {}", key, value);
+    };
+    out += fmt::format(
+        "{}\n {{\"model\": {}{}, \"batch\": {}, \"tp\": {}, \"pp\": {}, \"dp\": {}{}{}, "
+        "\"iteration_s\": {}{}{}{}}}",
+        out.size() == 1 ? "" : ",", json::serialize(json::value(row.model)),
+        text("technique", row.technique), row.batch, row.tp, row.pp, row.dp,
+        number("max_gpus_per_node", row.gpus_per_node, 0), text("device", row.device),
+        row.iteration_s ? fmt::format("{}", *row.iteration_s) : "\"oom\"",
+        number("peak_bytes", row.peak_bytes, 0), text("origin", row.origin),
+        number("accumulation", row.accumulation, 1));
+  }
+  return out + "\n]\n";
+}
+
+std::string profiles_text(const std::vector<ProfileRow>& rows, const std::string& file) {
+  return file.ends_with(".json") ? profiles_json(rows) : profiles_csv(rows);
 }
 
 std::string why_no_time(std::span<const ProfileRow* const> rows) {

@@ -4,6 +4,7 @@
 //   gpt2,ddp,256,1,1,4,4,A800,0.412,,measured
 //   gpt2,fsdp,256,1,1,1,1,A800,oom,,measured
 //
+// Or JSON, an array of such rows: [{"model": "gpt2", "batch": 256, "iteration_s": 0.412}, …].
 // Required: model, batch, iteration_s, and either `gpus` or some of tp, pp, dp (1 where absent),
 // whose product it is. May be there: accumulation, in how many steps a batch was made (1). A column
 // that looks like one of these, misspelt, is refused; others are not used, which is said.
@@ -52,12 +53,15 @@ struct ProfileRow {
   bool is_computed() const;
 };
 
-/// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in the form above. `remarks`
+/// kInvalidArgument: "name: line 3, column 7 (iteration_s): …". `text` in a form above. `remarks`
 /// get what its user should hear of: columns that are not used.
 Result<std::vector<ProfileRow>> parse_profiles(std::string_view text, const std::string& name,
                                                std::vector<std::string>* remarks = nullptr);
-/// The same form; parse_profiles() of it is `rows` again.
+/// The same forms; parse_profiles() of it is `rows` again.
 std::string profiles_csv(const std::vector<ProfileRow>& rows);
+std::string profiles_json(const std::vector<ProfileRow>& rows);
+/// For a file of this name: JSON, if it ends in ".json".
+std::string profiles_text(const std::vector<ProfileRow>& rows, const std::string& file);
 
 /// The best that is known of a model with some number of GPUs.
 struct FrontierPoint {
