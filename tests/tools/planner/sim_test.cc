@@ -238,6 +238,17 @@ TEST(Policy, ThoseThatThereAreAreNamed) {
     EXPECT_THAT(parse_policy("elastc").error().message(), HasSubstr("'" + name + "'"));
 }
 
+TEST(Policy, JobsThatAgreeShareTheirCurves) {
+  World world;
+  world.kinds = {{"a", "small", 1, 8, 128}, {"b", "small", 9, 8, 128}, {"c", "small", 1, 8, 64}};
+  PolicyCurves curves(parse_policy("max-batch").value(), world.all, world.kinds, world.nodes);
+  std::vector<const Curve*> of;
+  for (uint32_t kind = 0; kind < 3; ++kind) of.push_back(curves.of({"x", kind}, 1).value());
+  EXPECT_EQ(of[0], of[1]);
+  EXPECT_EQ(of[0]->points.front().batch, 128u);
+  EXPECT_EQ(of[2]->points.front().batch, 64u);
+}
+
 TEST(Placement, TakesTheTightestNodeAndWholeOnes) {
   Placement cluster({{"a", 4}, {"b", 8}, {"c", 8}});
   ASSERT_TRUE(cluster.place(1, 3));
