@@ -61,37 +61,6 @@ class Autoscale(CarriedOut):
             self.wait_until_all_is_done()
             self.check_story(*jobs)
 
-    def test_killed_in_each_state(self):
-        a, b = self.prepare("a"), self.prepare("b")
-        self.list_jobs((a, ["0.3"], {}), (b, ["0.3"], {}), gpus=2)
-        head = profiles().splitlines()[0]
-        each, one_has_both = f"{head}\nm,{BATCH},1,1,1,0.2\n", f"{head}\nm,{BATCH},1,1,2,0.1\n"
-        self.write("profiles.csv", each)
-        self.begin("--until-done")
-        killed = []
-        for state in ("runs", "stops", "waits", "changes"):
-            for _ in range(6):
-                each, one_has_both = one_has_both, each
-                self.write("profiles.csv", each)
-                if self.catch((a, b), state):
-                    killed.append(state)
-                    break
-        self.assertEqual(killed, ["runs", "stops", "waits", "changes"], self.said())
-        self.wait_until_all_is_done()
-        self.check_story(a, b)
-
-    def catch(self, jobs, state):
-        """It is killed while the record of one of them says so, and begun anew; False: none did for a while."""
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            if state in [self.record_of(job).get("state") for job in jobs]:
-                self.running.kill()
-                self.running.wait()
-                seen = [self.record_of(job).get("state") for job in jobs]
-                self.begin("--until-done")
-                return state in seen
-        return False
-
     def test_profiles_that_change_and_jobs_that_go_and_return(self):
         a, b = self.prepare("a"), self.prepare("b")
         both = (a, ["0.1"], {}), (b, ["0.1"], {})
@@ -208,18 +177,6 @@ class Autoscale(CarriedOut):
         self.wait_until_all_is_done()
         self.assertEqual(self.record_of(a)["state"], "done")
 
-    def test_an_edit_while_it_ends_wins(self):
-        a, b = self.prepare("a"), self.prepare("b")
-        self.list_jobs((a, ["0.1", "edits"], {}))
-        self.begin("--until-done")
-        self.wait_for(lambda: self.log("start"))
-        self.list_jobs((a, ["0.1", "edits"], {}), (b, ["0.02"], {}))
-        self.wait_for(lambda: self.record_of(a)["state"] == "by hand")
-        self.assertEqual(mount.read_json(a.file("layout.json"))["keep"], 7)
-        self.wait_for(lambda: self.record_of(b).get("state") == "done")
-        self.assertEqual(mount.read_json(a.file("layout.json"))["keep"], 7)
-        self.assertEqual(len(self.of_job(a, "start")), 1)
-
     def test_who_ends_again_and_again_is_given_up(self):
         a, b = self.prepare("a"), self.prepare("b")
         self.list_jobs((a, ["0.1", "crash"], {}), (b, ["0.1"], {}))
@@ -229,26 +186,6 @@ class Autoscale(CarriedOut):
         self.assertIn("it ended with exit status 7, 5 times without progress; see", self.record_of(a)["remark"])
         self.assertEqual(len(self.of_job(a, "start")), 5)
         self.assertEqual(self.record_of(b)["state"], "done")
-
-    def test_who_finds_no_room_is_dropped_where_that_is_wanted(self):
-        a, b = self.prepare("a"), self.prepare("b")
-        self.write("profiles.csv", profiles().splitlines()[0] + f"\nm,{BATCH},1,1,2,0.1\n")
-        self.list_jobs((a, ["0.1"], {}), gpus=2)
-        self.begin("--drop", "--until-done")
-        self.wait_for(lambda: self.log("start"))
-        self.list_jobs((a, ["0.1"], {}), (b, ["0.02"], {}), gpus=2)
-        self.wait_until_all_is_done(status=1)
-        self.assertIn("it is dropped: there was no room for it when it came", self.record_of(b)["remark"])
-        self.assertIn(f"ptc: given up: {b.name}", self.said())
-        self.assertEqual((self.record_of(a)["state"], self.record_of(b)["state"], self.of_job(b)), ("done", "given up", []))
-
-    def test_it_is_decided_now_and_then(self):
-        """Nothing happens but that one has less and less left: it gets what the other has."""
-        a, b = self.prepare("a"), self.prepare("b")
-        self.list_jobs((b, ["0.3"], {}), (a, ["0.05"], {}), gpus=3)
-        self.begin("--policy", "elastic-completion", "--every", "1")
-        self.wait_for(lambda: self.record_of(a).get("decision", {}).get("to", {}).get("gpus") == 2)
-        self.assertEqual(self.record_of(a)["decision"]["why"], "1 s have passed")
 
     def test_who_hangs_is_killed(self):
         job = self.prepare("a")
