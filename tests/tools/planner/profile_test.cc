@@ -227,6 +227,7 @@ TEST(Published, IsReadAsItStands) {
   EXPECT_EQ(morphling.value().rows[0].gpus_per_node, 4u);
   EXPECT_EQ(morphling.value().rows[1].way(), "zero-dp tp1-pp1-dp4");
   EXPECT_EQ(morphling.value().rows[2].iteration_s, std::nullopt);
+  EXPECT_EQ(morphling.value().rows[2].origin, "none: it failed");
   EXPECT_THAT(morphling.value().left_out, ElementsAre(HasSubstr("1 row of 'tp+ga'")));
   EXPECT_EQ(
       read_morphling("exec_plan,placement,iter_time\n222,4,1", "p.csv", "m", 1).error().message(),

@@ -12,6 +12,9 @@
 namespace ptc::planner {
 namespace {
 
+/// Of a row without a time; whether it was for want of memory is not said.
+constexpr const char* kFailed = "none: it failed";
+
 /// A digit each: 1 to 9 where `text` is nothing else.
 std::optional<std::vector<uint32_t>> digits(std::string_view text) {
   std::vector<uint32_t> found;
@@ -75,6 +78,7 @@ Result<Published> read_morphling(std::string_view text, const std::string& file,
       row.dp = on.gpus;
     }
     PTC_TRY(row.iteration_s, seconds(csv, i, time));
+    if (!row.iteration_s) row.origin = kFailed;
     published.rows.push_back(std::move(row));
   }
   for (const auto& [what, count] : no_numbers)
@@ -101,6 +105,7 @@ Result<Published> read_pollux(std::string_view text, const std::string& file,
     row.gpus_per_node = on.most_on_a_node;
     row.origin = "measured";
     PTC_TRY(row.iteration_s, seconds(csv, i, time));
+    if (!row.iteration_s) row.origin = kFailed;
     published.rows.push_back(std::move(row));
   }
   return published;
@@ -132,6 +137,7 @@ Result<Published> read_elasticflow(std::string_view text, const std::string& fil
       row.dp = row.gpus = static_cast<uint32_t>(gpus);
       row.origin = "measured";
       if (per_s > 0) row.iteration_s = 1 / per_s;
+      else row.origin = kFailed;
       published.rows.push_back(std::move(row));
     }
   }
