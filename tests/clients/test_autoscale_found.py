@@ -255,6 +255,48 @@ class Found(CarriedOut):
         self.assertIn(f"ptc: given up: {b.name}", self.said())
         self.assertEqual((self.record_of(a)["state"], self.record_of(b)["state"], self.of_job(b)), ("done", "given up", []))
 
+    def test_who_has_failed_says_twice_that_it_is_done(self):
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1", "flaky"], {}))
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.assertEqual(len(self.of_job(job, "start")), 3)
+        self.assertEqual((self.record_of(job)["state"], self.record_of(job)["remark"]), ("done", "it says so, 0 of 400 samples consumed"))
+        self.assertIn("it says so, 0 of 400", " ".join(self.mount.ptc("status", job.name).stdout.split()))
+
+    def test_who_waits_is_said(self):
+        a, b = self.prepare("a"), self.prepare("b")
+        self.list_jobs((a, ["0.1"], {}), (b, ["0.1"], {}), gpus=1)
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.wait_for(lambda: f"{b.name}: it waits for room: others have it" in self.said())
+        self.assertIn("it waits for room: others have it", " ".join(self.mount.ptc("status", b.name).stdout.split()))
+        self.running.kill()
+        self.running.wait()
+        os.killpg(self.record_of(a)["pid"], signal.SIGKILL)
+        self.wait_for(lambda: "its processes have ended, and no autoscaler has seen it yet; it ran on 1 GPU" in
+                      " ".join(self.mount.ptc("status", a.name).stdout.split()))
+        told = json.loads(self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json").stdout)["jobs"]
+        self.assertIsNone(next(one for one in told if one["name"] == a.name)["now"])
+        wrong = subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "-C", self.path("none"), "autoscale", self.path("jobs.json"), "--dry-run"],
+                               capture_output=True, text=True, check=False, timeout=PATIENCE)
+        self.assertEqual(wrong.returncode, 1, wrong.stdout)
+
+    def test_adopted_it_runs_as_it_is_decided(self):
+        """Somebody has saved a layout that its processes do not run in, while no autoscaler was there."""
+        job = self.prepare("a")
+        self.list_jobs((job, ["0.1"], {}), gpus=1)
+        self.begin()
+        self.wait_for(lambda: self.log("start"))
+        self.running.kill()
+        self.running.wait()
+        job.save_layout(tp=1, pp=1, dp=2)
+        self.assertIn("by the autoscaler that runs, or by the next one", self.mount.ptc("autoscale", "--adopt", job.name).stdout)
+        self.begin("--until-done")
+        self.wait_until_all_is_done()
+        self.check_story(job)
+        self.assertEqual(len(self.of_job(job, "start")), 2)
+
     def test_it_is_decided_now_and_then(self):
         """Nothing happens but that one has less and less left: it gets what the other has."""
         a, b = self.prepare("a"), self.prepare("b")

@@ -210,16 +210,17 @@ class InMount {
     using State = planner::LiveState;
     const bool is_done =
         record && record->state == State::kDone && !(job.samples > record->samples);
-    if (record &&
-        (is_done || record->state == State::kGivenUp || record->state == State::kByHand)) {
-      held_ += record->has ? record->has->gpus : 0;
+    const bool is_left_alone = record && record->state == State::kByHand && !record->was_removed;
+    const bool runs = record && planner::Worker::find(record->worker).has_value();
+    if (is_done || is_left_alone) {
+      held_ += runs && record->has ? record->has->gpus : 0;
       fmt::print(stderr, "ptc: {}: {}\n", printable(job.name),
                  printable(autoscale_text(directory)));
       return false;
     }
     auto seen = planner::look_at_job(directory);
     if (record && !job.now) {
-      if (record->has) job.now = {record->has->gpus, record->has->batch};
+      if (record->has && runs) job.now = {record->has->gpus, record->has->batch};
       if (seen.has_value())
         job.samples = std::max(1.0, job.samples - static_cast<double>(seen.value().consumed));
     }
@@ -271,7 +272,9 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
   PTC_TRY(auto policy, policy_of(options));
   PTC_TRY(auto from, planner::read_jobs_file(options.file));
   std::optional<InMount> in_mount;
-  if (auto mount = find_mount(context.mount_option)) in_mount.emplace(std::move(mount).value());
+  auto mount = find_mount(context.mount_option);
+  if (mount.has_value()) in_mount.emplace(std::move(mount).value());
+  else if (!context.mount_option.empty()) return std::move(mount).error();
   if (in_mount)
     std::erase_if(from.file.jobs,
                   [&](planner::JobToTrain& job) { return !in_mount->take_up(job); });

@@ -57,7 +57,9 @@ Result<int> carry_out(const Context& context, const CarryOutOptions& options,
   if (!options.adopt.empty()) {
     PTC_TRY(auto target, find_job(context.mount_option, options.adopt));
     PTC_TRY(const bool was_left_alone, planner::adopt(target.mount, target.job));
-    if (was_left_alone) fmt::print("{}: the {} decides for it again\n", target.job, decider.name());
+    if (was_left_alone)
+      fmt::print("{}: it is decided for again, by the {} that runs, or by the next one\n",
+                 target.job, decider.name());
     else fmt::print("{} is not left alone: nothing to do\n", target.job);
     return kDone;
   }

@@ -12,6 +12,7 @@
 #include "store/base/file.h"
 #include "store/base/size_text.h"
 #include "tools/planner/profile/input.h"
+#include "tools/planner/run/processes.h"
 #include "tools/planner/run/record.h"
 #include "tools/ptc/fields.h"
 
@@ -256,6 +257,11 @@ std::string autoscale_text(const std::string& job_dir) {
   std::string line(planner::state_word(record->state));
   if (record->state == State::kByHand) line = "left alone";
   else if (record->state != State::kDone && record->state != State::kGivenUp) line = "it " + line;
+  // Where they would be on this machine.
+  if (record->has && record->state == State::kRuns &&
+      record->worker.started_at.starts_with(planner::boot_id() + " ") &&
+      !planner::Worker::find(record->worker))
+    line = "its processes have ended, and no autoscaler has seen it yet; it ran";
   if (record->has)
     line += fmt::format(" on {} with batch {} ({})", planner::counted(record->has->gpus, "GPU"),
                         record->has->batch, record->has->way);

@@ -112,7 +112,14 @@ std::vector<Wanted> Autoscaler::decide(std::span<const DecidedJob> jobs, Cluster
     wishes.push_back({jobs[order[i]].job->id(), view[i].curve, decided[i], view[i].now});
   cluster.placement.carry_out(wishes);
   std::vector<Wanted> wanted(jobs.size());
-  for (size_t i = 0; i < order.size(); ++i) wanted[order[i]].point = wishes[i].point;
+  for (size_t i = 0; i < order.size(); ++i) {
+    wanted[order[i]].point = wishes[i].point;
+    if (!wishes[i].point)
+      wanted[order[i]].waits =
+          cluster.held.empty()
+              ? "room: others have it, or it is too little on the nodes that are up"
+              : fmt::format("room: others have it, and {}", fmt::join(cluster.held, " and "));
+  }
   return wanted;
 }
 

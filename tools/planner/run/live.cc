@@ -403,7 +403,8 @@ class LiveCluster : public LiveJobs {
       say_once("file", std::string(checked.error().message()) + "; what it said before holds");
       return;
     }
-    say_once("file", "");
+    if (!std::exchange(said_["file"], "").empty())
+      uses_.say(settings_.file + " is right again, and holds");
     take_up(std::move(checked).value());
     note_version(of_file);
     for (LiveJob* job : in_order())
@@ -588,11 +589,11 @@ class LiveCluster : public LiveJobs {
     const auto& before = job.wanted();
     if (!point && !before && settings_.drops && job.never_had_any() &&
         job.state() == LiveState::kWaits)
-      return job.drop(wanted.waits.empty() ? "there was no room for it when it came"
-                                           : "it would wait for " + wanted.waits);
+      return job.drop("there was no room for it when it came");
     if (!point && !before) {
-      if (std::exchange(waits_[job.id()], wanted.waits) != wanted.waits)
-        job.want(std::nullopt, {}, {{"why", why}, {"waits", wanted.waits}});
+      if (std::exchange(waits_[job.id()], wanted.waits) == wanted.waits) return;
+      job.want(std::nullopt, {}, {{"why", why}, {"waits", wanted.waits}});
+      if (!wanted.waits.empty()) say(job.spec().name, "it waits for " + wanted.waits);
       return;
     }
     waits_.erase(job.id());
@@ -677,6 +678,11 @@ Result<bool> adopt(const std::string& mount, const std::string& job) {
   PTC_TRY(const MountedJob seen, look_at_job(directory));
   const auto record = read_record(directory);
   if (!record) return false;
+  if (record->was_removed)
+    return invalid_argument(
+        "job {} is left alone because the jobs' file has it no more: it is decided for again once "
+        "that has it",
+        job);
   const bool is_ours = !record->layout || seen.layout == *record->layout ||
                        (record->layout_before && seen.layout == *record->layout_before);
   if (is_ours && record->state != LiveState::kByHand && record->state != LiveState::kDone &&

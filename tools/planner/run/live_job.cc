@@ -140,7 +140,8 @@ bool LiveJob::is_decided_for() const {
 }
 
 bool LiveJob::is_as_wanted() const {
-  return wanted_ && record_.has && wanted_->is_as(*record_.has) && holds_ == places_;
+  return !runs_otherwise_ && wanted_ && record_.has && wanted_->is_as(*record_.has) &&
+         holds_ == places_;
 }
 
 bool LiveJob::layout_is_ours() const {
@@ -165,10 +166,11 @@ void LiveJob::look() {
   }
   const bool is_new = !seen_;
   is_gone_ = false;
-  problem_.clear();
+  const std::string problem_before = std::exchange(problem_, "");
   seen_ = std::move(seen).value();
   consumed_ = seen_->consumed;
   if (is_new) {
+    if (!problem_before.empty()) all_.say(spec_.name, "it is there");
     progress_at_ = all_.now();  // nobody could see any meanwhile
     all_.decide_soon(spec_.name + " is there");
   }
@@ -254,6 +256,7 @@ void LiveJob::take_up_adoption() {
     ::unlink(path.c_str());
     return;
   }
+  runs_otherwise_ = worker_ && !layout_is_ours();
   record_.layout = seen_->layout;
   record_.layout_before.reset();
   record_.failures = 0;
@@ -298,6 +301,7 @@ void LiveJob::forget_wanted() {
 }
 
 void LiveJob::release() {
+  runs_otherwise_ = false;
   holds_.clear();
   record_.has.reset();
   record_.devices.clear();
@@ -535,6 +539,7 @@ void LiveJob::start() {
   command.directory = spec_.run->directory.empty()
                           ? base_
                           : (std::filesystem::path(base_) / spec_.run->directory).string();
+  record_.log = logs_ + "/" + spec_.name + ".log";
   command.log = log();
   std::string gpus;
   bool one_node = holds_.size() == 1;
@@ -670,14 +675,15 @@ void LiveJob::ended(const Worker::Ended& how) {
   look();
   // Where all is consumed, and it failed, it was saving yet. Where it says that it is done before
   // all is consumed, it says so once more when it starts again.
-  const bool again = record_.failures > 0 && consumed_ <= consumed_at_failure_;
-  const bool is_done = how.status == 0 ? is_consumed() || again : !how.status && is_consumed();
-  if (is_done) {
+  const bool says_so = how.status == 0;
+  const bool again = says_so && done_at_ && consumed_ <= *done_at_;
+  done_at_ = says_so ? std::optional(consumed_) : std::nullopt;
+  if (again || ((says_so || !how.status) && is_consumed())) {
     release();
     forget_wanted();
-    enter(LiveState::kDone);
-    all_.say(spec_.name,
-             fmt::format("it has ended, {} of {:.0f} samples consumed", consumed_, spec_.samples));
+    const std::string what = fmt::format("{} of {:.0f} samples consumed", consumed_, spec_.samples);
+    enter(LiveState::kDone, is_consumed() ? "" : "it says so, " + what);
+    all_.say(spec_.name, "it has ended, " + what);
     all_.decide_soon(spec_.name + " has ended");
     return;
   }

@@ -139,7 +139,10 @@ class LiveJob {
   bool is_consumed() const;
   bool layout_is_ours() const;
   void take_up_adoption();
-  std::string log() const { return logs_ + "/" + spec_.name + ".log"; }
+  /// Of whoever has started it.
+  std::string log() const {
+    return record_.log.empty() ? logs_ + "/" + spec_.name + ".log" : record_.log;
+  }
 
   const uint32_t id_;
   JobToTrain spec_;
@@ -168,9 +171,11 @@ class LiveJob {
   uint64_t failures_ = 0, consumed_ = 0, consumed_at_start_ = 0, consumed_at_failure_ = 0;
   Pace pace_;  // since it was started
   bool start_is_measured_ = false, is_gone_ = false, ends_the_removed_ = false;
-  bool survives_ = false;  // who was killed is there yet, and that was said
-  bool had_room_ = false;  // a point was wanted once
-  bool is_known_ = false;  // what an earlier autoscaler has done with it
+  bool survives_ = false;            // who was killed is there yet, and that was said
+  bool had_room_ = false;            // a point was wanted once
+  bool runs_otherwise_ = false;      // than the layout says that was adopted
+  std::optional<uint64_t> done_at_;  // it has said so, with so many consumed, which are not all
+  bool is_known_ = false;            // what an earlier autoscaler has done with it
 };
 
 }  // namespace ptc::planner

@@ -107,6 +107,7 @@ std::optional<JobRecord> read_record(const std::string& directory) {
     record.layout_before = *before;
   record.worker = {static_cast<pid_t>(number_of(object, "pid")), json_text(object, "started_at"),
                    json_text(object, "mark")};
+  record.log = json_text(object, "log");
   if (const json::value* asked = object.if_contains("asked_to_end"))
     record.was_asked_to_end = asked->is_bool() && asked->get_bool();
   if (const json::object* costs = object_of(object, "costs")) {
@@ -164,6 +165,7 @@ Result<> write_record(const std::string& directory, const JobRecord& record) {
     if (!record.worker.mark.empty()) object["mark"] = record.worker.mark;
     object["asked_to_end"] = record.was_asked_to_end;
   }
+  if (!record.log.empty()) object["log"] = record.log;
   if (record.layout) object["layout"] = *record.layout;
   if (record.layout_before) object["layout_before"] = *record.layout_before;
   return write_file_atomically(AT_FDCWD, directory + "/" + kName, pretty_json(object));

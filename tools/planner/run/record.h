@@ -38,6 +38,7 @@ struct JobRecord {
   /// As the autoscaler saved it last, and what stood there before: it may have been killed between.
   std::optional<json::object> layout = {}, layout_before = {};
   WorkerId worker = {};
+  std::string log = {};  // where what it prints goes
   bool was_asked_to_end = false;
   std::optional<ChangeCosts> costs = {};
   double slowness = 1;  // what a sample has taken lately ÷ what its curve says
