@@ -42,12 +42,15 @@ class Found(CarriedOut):
 
     def test_who_is_not_listed_any_more_keeps_its_gpus(self):
         a, b = self.prepare("a"), self.prepare("b")
-        self.list_jobs((a, ["0.05"], {}), gpus=1)
+        self.list_jobs((a, ["0.1"], {}), gpus=1)
         self.begin()
         self.wait_for(lambda: self.log("start"))
         self.running.send_signal(signal.SIGINT)
         self.running.wait(timeout=PATIENCE)
         self.list_jobs((b, ["0.01"], {}), gpus=1)
+        dry = self.mount.ptc("autoscale", self.path("jobs.json"), "--dry-run", "--json")
+        self.assertIn(f"ptc: {a.name}: it is not in the file, and runs on 1 GPU", dry.stderr)
+        self.assertIsNone(json.loads(dry.stdout)["jobs"][0]["then"])
         self.begin("--until-done")
         self.wait_until_all_is_done()
         self.assertIn("jobs.json: it is left alone", self.said())

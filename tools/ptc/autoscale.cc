@@ -7,9 +7,11 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "store/base/json.h"
@@ -207,6 +209,7 @@ class InMount {
   bool take_up(planner::JobToTrain& job) {
     const std::string directory = mount_ + "/" + job.name;
     const auto record = planner::read_record(directory);
+    has_any_ |= ::access(directory.c_str(), F_OK) == 0;
     using State = planner::LiveState;
     const bool is_done =
         record && record->state == State::kDone && !(job.samples > record->samples);
@@ -227,6 +230,23 @@ class InMount {
     if (record && record->costs) prices_.restore(job.name, *record->costs);
     if (seen.has_value()) seen_.emplace(job.name, std::move(seen).value());
     return true;
+  }
+  /// Others that an autoscaler has started, and that run. Of a mount that has none of the listed
+  /// ones nothing counts: it may be another's.
+  void take_up_the_rest(const std::set<std::string>& listed) {
+    if (!has_any_) return;
+    std::error_code error;
+    const std::filesystem::directory_iterator end;
+    for (std::filesystem::directory_iterator at(mount_, error); !error && at != end;
+         at.increment(error)) {
+      const std::string name = at->path().filename().string();
+      const bool is_other = !listed.contains(name) && name != ".ptc";
+      const auto record = is_other ? planner::read_record(mount_ + "/" + name) : std::nullopt;
+      if (!record || !record->has || !planner::Worker::find(record->worker)) continue;
+      held_ += record->has->gpus;
+      fmt::print(stderr, "ptc: {}: it is not in the file, and runs on {}\n", printable(name),
+                 planner::counted(record->has->gpus, "GPU"));
+    }
   }
   /// GPUs of jobs that it decides for no more.
   uint32_t held() const { return held_; }
@@ -263,6 +283,7 @@ class InMount {
 
  private:
   const std::string mount_;
+  bool has_any_ = false;
   uint32_t held_ = 0;
   std::map<std::string, planner::MountedJob> seen_;
   planner::Prices prices_;
@@ -275,9 +296,13 @@ Result<int> show(const Context& context, const AutoscaleOptions& options) {
   auto mount = find_mount(context.mount_option);
   if (mount.has_value()) in_mount.emplace(std::move(mount).value());
   else if (!context.mount_option.empty()) return std::move(mount).error();
-  if (in_mount)
+  if (in_mount) {
+    std::set<std::string> listed;
+    for (const planner::JobToTrain& job : from.file.jobs) listed.insert(job.name);
     std::erase_if(from.file.jobs,
                   [&](planner::JobToTrain& job) { return !in_mount->take_up(job); });
+    in_mount->take_up_the_rest(listed);
+  }
   if (from.file.jobs.empty()) {
     if (options.as_json) print_json({});
     else fmt::print("No job is left to decide for.\n");
