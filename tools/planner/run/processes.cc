@@ -99,6 +99,7 @@ std::optional<std::string> variable_of(pid_t pid, const std::string& name) {
   for (const pid_t thread : threads.value()) {
     auto read = read_text_file(AT_FDCWD, fmt::format("/proc/{}/task/{}/environ", pid, thread),
                                kMostOfEnvironment);
+    if (read.has_error() && read.error().code() == Code::kPermissionDenied) return "";
     if (read.has_error() || read.value().empty()) continue;
     text = std::move(read).value();
     break;

@@ -30,9 +30,9 @@ std::optional<ProcessFacts> facts_of(pid_t pid);
 Result<std::vector<ProcessFacts>> all_processes();
 std::string boot_id();
 
-/// A variable of the environment that it was started with, as far as it has not written over it;
-/// of another user's process only root knows. none: it cannot be said, for it is just about to
-/// start or to end. "": it has none. Cost: waits for who changes its memory's layout just then.
+/// A variable of the environment that it was started with, as far as it has not written over it.
+/// none: it cannot be said, for it is just about to start or to end. "": it has none, or is another
+/// user's. Cost: waits for who changes its memory's layout just then.
 std::optional<std::string> variable_of(pid_t pid, const std::string& name);
 
 /// Sends it to the process that `is_it` is still true of; no other one gets it, whose number it may

@@ -250,6 +250,7 @@ std::optional<std::vector<pid_t>> Worker::members() {
     return one.pid == id_.pid && one.ticks != ticks_;
   });
   std::map<pid_t, uint64_t> seen, others;
+  is_unclear_ = false;
   const auto knew = [](const std::map<pid_t, uint64_t>& who, const ProcessFacts& one) {
     const auto known = who.find(one.pid);
     return known != who.end() && known->second == one.ticks;
@@ -268,6 +269,7 @@ std::optional<std::vector<pid_t>> Worker::members() {
       const auto marks = variable_of(one.pid, kMark);
       if (marks && has_part(*marks, id_.mark)) seen[one.pid] = one.ticks;
       else if (marks) others[one.pid] = one.ticks;
+      else is_unclear_ |= one.session != 0;  // 0: a thread of the kernel
     }
   }
   // Whoever these have started, with whatever environment.
@@ -314,6 +316,7 @@ bool Worker::look_at_leader() {
 std::optional<Worker::Ended> Worker::ended() {
   constexpr auto kLeastRest = std::chrono::milliseconds(50);
   constexpr int kRests = 20;  // as long as a look takes
+  constexpr auto kClears = std::chrono::seconds(2);
   if (!is_over_) {
     is_over_ = look_at_leader();
     over_at_ = Clock::now();
@@ -321,11 +324,12 @@ std::optional<Worker::Ended> Worker::ended() {
   const Clock::time_point now = Clock::now();
   if (!is_over_ || now < next_look_) return std::nullopt;
   const auto left = members();
-  const bool is_empty = left && left->empty();
+  const bool is_clear = !is_unclear_ || now - over_at_ > kClears;
+  const bool is_empty = left && left->empty() && is_clear;
   // One look may miss who was just being started by another.
   if (std::exchange(is_empty_, is_empty) && is_empty) return Ended{status_};
   // A shell does not hand SIGTERM on. Whoever it leaves behind may save yet, as long as it is let.
-  if (left && !is_empty) {
+  if (left && !left->empty()) {
     if (!was_asked_ || was_killed_) signal_all(*left, SIGKILL);
     else if (!std::exchange(were_asked_, true)) signal_all(*left, SIGTERM);
   }

@@ -89,6 +89,7 @@ class Worker {
   bool is_over_ = false;     // the command; others may be there yet
   bool were_asked_ = false;  // they
   bool is_empty_ = false;    // the last look has found nobody
+  bool is_unclear_ = false;  // nobody can say whose some are, who are about to start or to end
   Clock::time_point over_at_, next_look_;
   std::map<pid_t, uint64_t> seen_, others_;  // who is one of it, and who is not, and when he began
   std::optional<int> status_;
