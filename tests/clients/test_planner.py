@@ -202,6 +202,32 @@ class Planner(unittest.TestCase):
         with open(self.path("of-trace/asked/jobs.csv"), encoding="utf-8", newline="") as file:
             self.assertEqual([row["name"] for row in csv.DictReader(file)], ["first", "second"])
 
+    def test_what_each_prints(self):
+        """Columns, all baselines beside the plan, and the simulator's options together."""
+        self.imported()
+        jobs = self.jobs({"name": "g", "model": "gpt2", "samples": 3e6, "now": {"gpus": 2}},
+                         {"name": "b", "model": "bert", "samples": 1e6}, nodes=[8])
+        head, *lines = self.ptc("autoscale", jobs, "--dry-run", "--price", "45").splitlines()
+        for words in ("JOB", "GPUS", "BATCH", "GAIN", "PRICE"):
+            self.assertIn(words, head)
+        cells = {line.split()[0]: " ".join(line.split()) for line in lines if line[:2] in ("g ", "b ")}
+        told = {one["name"]: one for one in json.loads(self.ptc("autoscale", jobs, "--dry-run", "--price", "45", "--json"))["jobs"]}
+        self.assertEqual((told["g"]["now"]["gpus"], told["g"]["price_s"], told["b"]["now"]), (2, 45, None))
+        self.assertIn(f"2 -> {told['g']['then']['gpus']}", cells["g"])
+        self.assertIn("45 s", cells["g"])
+        plan = self.ptc("spase", "plan", jobs, "--steps", "20000")
+        for words in ("until all are done", "is the least that there can be", "current practice", "max", "min", "random", "optimus ",
+                      "optimus, dynamic"):
+            self.assertIn(words, plan)
+        self.write("t.csv", "time_s,job,minutes\n" + "".join(f"{i * 200},{'gb'[i % 2]},20\n" for i in range(12)))
+        told = self.ptc("simulate", jobs, "--trace", self.path("t.csv"), "--policy", "elastic,max-batch,pollux", "--seeds", "5", "-o",
+                        self.path("out"))
+        self.assertEqual([line.split()[0] for line in told.splitlines()], ["POLICY", "elastic", "max-batch", "pollux"])
+        for policy in ("elastic", "max-batch", "pollux"):
+            for seed in range(1, 6):
+                for name in ("jobs.csv", "events.jsonl", "summary.json", "gantt.svg", "utilisation.svg"):
+                    self.assertTrue(os.path.getsize(self.path(f"out/{policy}/seed-{seed}/{name}")))
+
     def test_deadlines(self):
         self.imported()
         first, second, third = ({"name": name, "model": "gpt2", "samples": 1e8} for name in "abc")
