@@ -190,6 +190,8 @@ void LiveJob::forget_the_removed() {
   refused_.clear();
   no_way_.clear();
   consumed_ = consumed_at_failure_ = 0;
+  done_at_.reset();
+  had_room_ = false;
   ends_the_removed_ = is_known_ = false;
   set_curve(Curve(known_));
 }
