@@ -272,7 +272,8 @@ TEST(Worker, HasNotEndedWhileAThreadOfItLives) {
       "import ctypes, os, threading, time\n"
       "threading.Thread(target=lambda: time.sleep(1000)).start()\n"
       "print('there', os.getpid(), flush=True)\n"
-      "ctypes.CDLL(None).syscall(60, 0)\n";  // exit() of this thread, on x86-64
+      // exit() of this thread, by its number
+      "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)\n";
   auto started = Worker::start({{"sh", "-c", "setsid python3 -c \"$0\" & wait", program},
                                 scratch.file(""),
                                 scratch.file("log"),
