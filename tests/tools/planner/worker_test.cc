@@ -301,6 +301,9 @@ TEST(Worker, AnOuterOneHasTheInnerOnes) {
   auto inner = Worker::start({{"sleep", "1000"}, scratch.file(""), scratch.file("log"), {}});
   ::unsetenv("PTC_WORKER");
   ASSERT_TRUE(inner);
+  // Whose it is can be read once it is that command.
+  while (outer.value().members().value().size() < 2)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_THAT(outer.value().members().value(),
               testing::UnorderedElementsAre(outer.value().pid(), inner.value().pid()));
   EXPECT_THAT(inner.value().members().value(), testing::ElementsAre(inner.value().pid()));
