@@ -34,12 +34,12 @@ def main():
     note(what="start", layout=layout, consumed=consumed, batch=batch, plan=plan["segments"][-1],
          shown=os.readlink(os.path.join(job, "current")), devices=os.environ["PTC_DEVICES"], technique=os.environ["PTC_TECHNIQUE"],
          cuda=os.environ.get("CUDA_VISIBLE_DEVICES"))
-    with open(log, encoding="utf-8") as file:
-        starts = sum(json.loads(line)["what"] == "start" and json.loads(line)["job"] == os.path.basename(job) for line in file)
-    if fault == "crash" or (fault == "flaky" and starts == 1):
+    if fault == "crash":
         sys.exit(7)
     if fault == "flaky":
-        sys.exit(0)
+        with open(log, encoding="utf-8") as file:
+            starts = [line for line in map(json.loads, file) if (line["what"], line["job"]) == ("start", os.path.basename(job))]
+        sys.exit(7 if len(starts) == 1 else 0)
     total = json.loads(read("dataset/status.json"))["source"]["samples"]
     while consumed < total and not asked and fault != "early":
         time.sleep(pause)

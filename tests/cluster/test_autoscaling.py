@@ -81,7 +81,7 @@ class Autoscaling(TestCase):
                  "--logs", self.path("logs"), *options], stdout=out, stderr=out)
 
     def test_what_a_change_costs_is_of_ptcfs_own_plan(self):
-        """Over the busiest link; what it took is what counts from then on."""
+        """What the busiest node gets or copies, and a start."""
         self.commit(0, BigLlama(), tp=1, pp=1, dp=1)
         self.write("profiles.csv", f"model,batch,tp,pp,dp,iteration_s\nm,{BATCH},2,1,1,0.05\n")
         self.list_job({"w0": 1, "w1": 1})
