@@ -104,6 +104,7 @@ std::map<std::string, NodeReports::Heard> NodeReports::heard() {
         ask_all(stop);
         MutexLock ended(mutex_);
         asking_ = false;
+        decided_.clear();
         answered_ = std::chrono::steady_clock::now();
         changed_.notify_all();
       });
@@ -129,6 +130,16 @@ std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job,
   return doing;
 }
 
+void NodeReports::decided(const std::string& job) {
+  MutexLock lock(mutex_);
+  if (asking_) decided_[job] = std::chrono::steady_clock::now();
+  bool anything = false;
+  for (auto& [node, heard] : heard_) anything |= heard.answer.reshards.erase(job) > 0;
+  if (!anything) return;
+  asked_.reset();
+  answered_.reset();
+}
+
 void NodeReports::ask_all(const std::stop_token& stop) {
   const std::vector<std::string> nodes = others();
   {
@@ -139,9 +150,12 @@ void NodeReports::ask_all(const std::stop_token& stop) {
   }
   auto ask = [&](size_t i) -> Result<> {
     if (stop.stop_requested()) return ok();
+    const auto asked = std::chrono::steady_clock::now();
     PTC_TRY(auto answer, cluster_.ask(nodes[i], PeerMethod::kNumbers, "", stop));
     PTC_TRY(auto said, NodeAnswer::from_text(answer));
     MutexLock lock(mutex_);
+    for (const auto& [job, when] : decided_)
+      if (when >= asked) said.reshards.erase(job);
     heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};
     return ok();
   };

@@ -57,6 +57,9 @@ class NodeReports {
   std::map<std::string, Heard> heard();
   /// What other nodes do for the reshard of a job, as far as they said so since then.
   std::vector<ReshardProgress> reshard_of(const std::string& job, std::chrono::milliseconds since);
+  /// Something was decided of that job: what nodes said of its reshard when they were asked before
+  /// is over. Who looks next waits for what they say now, if any did something.
+  void decided(const std::string& job);
 
  private:
   std::vector<std::string> others() const;
@@ -66,6 +69,8 @@ class NodeReports {
   Mutex mutex_;
   ConditionVariable changed_;
   std::map<std::string, Heard> heard_ PTC_GUARDED_BY(mutex_);
+  /// By job, while nodes are being asked.
+  std::map<std::string, std::chrono::steady_clock::time_point> decided_ PTC_GUARDED_BY(mutex_);
   bool asking_ PTC_GUARDED_BY(mutex_) = false;
   std::optional<std::chrono::steady_clock::time_point> asked_
       PTC_GUARDED_BY(mutex_);  // the last time

@@ -238,7 +238,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched, bool nodes_
   std::vector<std::pair<CheckpointRecord, std::shared_ptr<const StoredState>>>
       replaced;  // and before
   std::vector<CheckpointRecord> gone;
-  bool shown_changed = false, removed = false;
+  bool shown_changed = false, flipped = false, removed = false;
   std::set<std::string> to_tell,
       decided;  // what was made here for a plan stays until there is a decision
   knowledge.update([&](KnownJob& now) {
@@ -259,7 +259,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched, bool nodes_
       if (read.meta_revision < look.meta_revision) read = std::move(look);
     }
     now.looked_over = std::move(state.looked_over);
-    const bool flipped = now.in_force.meta_revision != state.in_force.meta_revision;
+    flipped = now.in_force.meta_revision != state.in_force.meta_revision;
     now.in_force = std::move(state.in_force);
     now.sequence = state.sequence;
     if (flipped || wanted_again)
@@ -315,6 +315,7 @@ Result<Followed> Job::Impl::follow_with(const FetchedFiles& fetched, bool nodes_
   if (removed) return make_error(Code::kNotFound, "job {} was removed", job->name());
   take_over(std::move(state.attributes));  // after the texts that they are of
   mender.note_to_refresh(mended);
+  if (flipped || !decided.empty()) services.reports->decided(job->name());
   knowledge.tell();
   if (listener != nullptr) {
     if (shown_changed) listener->job_changed(job->name());
@@ -352,6 +353,7 @@ std::string Job::Impl::what_to_do_about(const std::string& name,
   for (const std::string& node : record.nodes)
     nodes.push_back(
         fmt::format("{} ({})", node, is_among(there, node) ? "there, without it" : "away"));
+  if (record.more_nodes > 0) nodes.push_back(fmt::format("{} others", record.more_nodes));
   return fmt::format(
       "{}; start those that are away, or, where their stores are lost for good, ptc rm {}/{} "
       "removes it (ptc rm "

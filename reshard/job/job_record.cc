@@ -77,6 +77,7 @@ Result<CheckpointEntry> parse_checkpoint(std::string_view text) {
   if (const json::value* nodes = object.if_contains("nodes"); nodes != nullptr && nodes->is_array())
     for (const json::value& node : nodes->get_array())
       if (node.is_string()) entry.nodes.emplace_back(node.get_string());
+  PTC_TRY(entry.more_nodes, number_of(object, "more_nodes"));
   if (const json::value* files = object.if_contains("files");
       files != nullptr && files->is_object())
     for (const auto& [name, facts] : files->get_object()) {
@@ -93,6 +94,7 @@ std::string text_of(const CheckpointEntry& entry) {
                       {"stored", entry.stored},
                       {"pinned", entry.pinned}};
   if (!entry.nodes.empty()) object["nodes"] = json::array(entry.nodes.begin(), entry.nodes.end());
+  if (entry.more_nodes > 0) object["more_nodes"] = entry.more_nodes;
   if (entry.mended > 0) object["mended"] = entry.mended;
   if (!entry.files.empty()) {
     json::object& files = object["files"].emplace_object();

@@ -64,6 +64,7 @@ struct AttributesInForce {
 };
 
 struct CheckpointEntry {
+  static constexpr size_t kNamedNodes = 16;
   std::string id;          // directory under checkpoints/
   int64_t sequence = 0;    // order of commits: each has its own
   int64_t generation = 0;  // of where its bytes lie
@@ -71,8 +72,10 @@ struct CheckpointEntry {
   bool pinned = false;
   int64_t mended =
       0;  // how often damaged bytes were mended where they lie: what was read before may be wrong
-  std::vector<std::string> nodes =
-      {};  // in a cluster: on which its bytes lie, said where nothing else of it can be read
+  /// In a cluster: on which its bytes lie, said where nothing else of it can be read. No more than
+  /// kNamedNodes of them, and how many others: a decision does not grow with the nodes.
+  std::vector<std::string> nodes = {};
+  int64_t more_nodes = 0;
   /// By name, files that describe it, `stored` among them: no node takes another content for one.
   /// Not of those that an older ptcfs wrote.
   std::map<std::string, FileFacts, std::less<>> files = {};

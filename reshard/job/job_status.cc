@@ -137,7 +137,8 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
     unreadable.push_back(
         json::object{{"name", name},
                      {"why", one.why},
-                     {"nodes", json::array(one.record.nodes.begin(), one.record.nodes.end())}});
+                     {"nodes", json::array(one.record.nodes.begin(), one.record.nodes.end())},
+                     {"more_nodes", one.record.more_nodes}});
   }
   status["unreadable"] = std::move(unreadable);
   std::vector<const CheckpointRecord*> records;

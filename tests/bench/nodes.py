@@ -126,6 +126,7 @@ class Bench:
     def loss(self):
         self.commit(tp=4, pp=1, dp=1, replicas=1)
         whole, before = self.held(), self.plans()
+        killed = time.perf_counter()
         self.nodes.kill(3)
         watcher = self.nodes.nodes[0]
         until(lambda: "w3" not in watcher.members())
@@ -133,7 +134,7 @@ class Bench:
         until(lambda: self.held() >= whole)
         self.nodes.wait_settled(self.name)
         self.cpu = self.cpu_seconds() - self.cpu
-        took = time.perf_counter() - start
+        took, self.since_kill = time.perf_counter() - start, time.perf_counter() - killed
         plan = self.new_plan(before)
         return took, busiest(plan), plan
 
@@ -159,6 +160,8 @@ def main():
                 ratios.add(what, took / (bound / rate))
                 facts.add(f"{what}: seconds", took)
                 facts.add(f"{what}: CPU seconds, all nodes", runs.cpu)
+                if what == "loss":
+                    facts.add("loss: seconds since the kill, of a lease of 3", runs.since_kill)
                 facts.add(f"{what}: MiB of the busiest link", bound / 2**20)
                 facts.add(f"{what}: MiB moved in all", plan["bytes"]["moved"] / 2**20)
     facts.print()

@@ -8,6 +8,7 @@
 #include <boost/json/serialize.hpp>
 #include <functional>
 
+#include "reshard/job/known_job.h"
 #include "reshard/ptc/rule_set.h"
 
 namespace ptc {
@@ -49,7 +50,7 @@ class JobRecordTest : public testing::Test {
 TEST_F(JobRecordTest, IsReadAsItWasWritten) {
   const LayoutSpec custom =
       edit_of(R"("tp": 1, "pp": 2, "dp": 1, "stages": [1, 3])", 1).layout.spec;
-  const CheckpointEntry entry{"cafe", 7, 3, "stored-3-beef.json", true, 2, {"a", "b"}};
+  const CheckpointEntry entry{"cafe", 7, 3, "stored-3-beef.json", true, 2, {"a", "b"}, 5};
   const LookedOver looked{17, {"a file"}, {"another"}, {"w2"}, 3};
   JobAttributes attributes;
   attributes.update("incoming", {.uid = 1000, .gid = {}, .mode = 0700, .quota = {}});
@@ -87,6 +88,24 @@ TEST_F(JobRecordTest, IsReadAsItWasWritten) {
        {record.saved.meta_revision, record.in_force.meta_revision, record.sequence.meta_revision,
         record.attributes.meta_revision, record.checkpoints.find("step1")->second.meta_revision})
     EXPECT_EQ(known, revision.value());
+}
+
+TEST_F(JobRecordTest, ACheckpointOfAThousandNodesNamesAFew) {
+  StoredState stored;
+  for (int i = 0; i < 1000; ++i) stored.nodes.push_back(fmt::format("node-{:04}", i));
+  CheckpointRecord checkpoint;
+  checkpoint.id = "cafe";
+  checkpoint.lies(std::make_shared<const StoredState>(stored));
+  JobDecision decision("job");
+  decision.put("step1", checkpoint);
+  ASSERT_TRUE(commit(std::move(decision)).has_value());
+  const auto text = meta_->get("jobs/job/checkpoints/step1");
+  ASSERT_TRUE(text.has_value() && text.value());
+  EXPECT_LT(text.value()->value.size(), 600u);
+  const CheckpointEntry read_again = read().checkpoints.at("step1");
+  EXPECT_EQ(read_again, static_cast<const CheckpointEntry&>(checkpoint));
+  EXPECT_EQ(read_again.nodes.size(), CheckpointEntry::kNamedNodes);
+  EXPECT_EQ(read_again.more_nodes, 1000 - 16);
 }
 
 TEST_F(JobRecordTest, LayoutsOfAnOlderVersionHaveItsNamesAndTheirOwn) {

@@ -78,7 +78,7 @@ class Others final : public Cluster {
     }
     NodeAnswer answer;
     answer.numbers.sent_bytes = count;
-    answer.reshards["job"] = part(1, 10);
+    if (reshards_) answer.reshards["job"] = part(1, 10);
     return answer.to_text();
   }
   std::optional<MetaTransaction::Compare> fence() const override { return std::nullopt; }
@@ -88,6 +88,10 @@ class Others final : public Cluster {
   uint64_t asked(const std::string& node) {
     std::lock_guard lock(mutex_);
     return asked_[node];
+  }
+  void end_reshards() {
+    std::lock_guard lock(mutex_);
+    reshards_ = false;
   }
   void leaves(const std::string& node) {
     std::lock_guard lock(mutex_);
@@ -100,6 +104,7 @@ class Others final : public Cluster {
   std::condition_variable_any changed_;
   std::vector<std::string> names_;         // guarded
   std::map<std::string, uint64_t> asked_;  // guarded
+  bool reshards_ = true;                   // guarded
 };
 
 TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {
@@ -118,6 +123,19 @@ TEST(NodeReportsTest, HoweverManyLookNodesAreAskedOnceASecond) {
     EXPECT_LE(others.asked(node), most) << node;
   }
   EXPECT_EQ(others.asked("w0"), 0u) << "it knows what it does itself";
+}
+
+TEST(NodeReportsTest, WhatWasHeardBeforeADecisionIsOver) {
+  Others others({"w0", "w1", "w2"});
+  NodeReports reports(others);
+  while (reports.reshard_of("job", 5s).size() < 2) std::this_thread::yield();
+  const uint64_t before = others.asked("w1");
+  others.end_reshards();
+  reports.decided("another job");
+  EXPECT_EQ(reports.reshard_of("job", 5s).size(), 2u) << "that is not over";
+  reports.decided("job");
+  EXPECT_EQ(reports.reshard_of("job", 5s).size(), 0u);
+  EXPECT_EQ(others.asked("w1"), before + 1) << "at once, and who looked has waited for it";
 }
 
 TEST(NodeReportsTest, NobodyWaitsForThoseThatHang) {
