@@ -40,6 +40,7 @@ constexpr std::string_view kJobs = "removed/jobs/", kCheckpoints = "removed/chec
 }  // namespace
 
 std::string removed_job_key(std::string_view id) { return fmt::format("{}{}", kJobs, id); }
+bool is_removed_job_key(std::string_view key) { return key.starts_with(kJobs); }
 std::string removed_checkpoint_key(std::string_view id) {
   return fmt::format("{}{}", kCheckpoints, id);
 }

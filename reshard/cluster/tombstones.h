@@ -34,6 +34,7 @@ constexpr std::string_view kTombstones = "removed/";
 inline constexpr size_t kMaxStoredBytes = size_t{1} << 32;  // of a file that says where bytes lie
 
 std::string removed_job_key(std::string_view job_id);
+bool is_removed_job_key(std::string_view key);
 std::string removed_checkpoint_key(std::string_view checkpoint_id);
 std::string removed_job_text(std::string_view name, bool forced);
 std::string removed_checkpoint_text(std::string_view job, std::string_view name);

@@ -119,6 +119,7 @@ void AgreementFollower::note_gone(const MetaEvent& event) {
   MutexLock lock(mutex_);
   if (gone_meanwhile_.size() >= kMost) gone_meanwhile_.clear();  // then all is looked at
   gone_meanwhile_.emplace_back(event.key, event.revision);
+  wanted_.notify_all();
 }
 
 void AgreementFollower::want_sync() {
@@ -366,13 +367,21 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
 
 /// What changed, or all; that where a job has the name of another that it was.
 Result<StoreMembership::Agreed> AgreementFollower::look() {
-  std::vector<std::pair<std::string, int64_t>> gone;
-  {
-    MutexLock lock(mutex_);
-    gone.swap(gone_meanwhile_);
-  }
-  for (auto& [key, revision] : gone) membership_->note_gone(std::move(key), revision);
-  PTC_TRY(auto agreed, membership_->look(/*whole=*/std::exchange(failed_, true)));
+  constexpr std::chrono::milliseconds kMoment{100};
+  const auto note = [&](std::chrono::milliseconds patience) {
+    std::vector<std::pair<std::string, int64_t>> gone;
+    {
+      MutexLock lock(mutex_);
+      wanted_.wait_for(mutex_, patience,
+                       [&]() PTC_REQUIRES(mutex_) { return stops_ || !gone_meanwhile_.empty(); });
+      gone.swap(gone_meanwhile_);
+    }
+    for (auto& [key, revision] : gone) membership_->note_gone(std::move(key), revision);
+    return !gone.empty();
+  };
+  note(std::chrono::milliseconds::zero());
+  PTC_TRY(auto agreed,
+          membership_->look(/*whole=*/std::exchange(failed_, true), [&] { return note(kMoment); }));
   if (agreed.whole) return agreed;
   for (const auto& [name, id] : jobs_in(agreed.jobs))
     if (const JobRef job = jobs_.find(name); job != nullptr && job->id() != id)

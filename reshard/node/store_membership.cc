@@ -9,6 +9,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -348,14 +349,20 @@ Result<> StoreMembership::forget_replaced() {
   return ok();
 }
 
+/// Stores that began together do not read all at the same time.
+std::chrono::steady_clock::duration StoreMembership::whole_after() const {
+  constexpr std::chrono::seconds kLeast{600}, kMore{300};
+  return kLeast + std::hash<std::string>{}(identity_.store) % kMore.count() * std::chrono::seconds(1);
+}
+
 /// That something has gone of which nobody said so, the number of keys tells; that the agreement
 /// store is what it was, the latest of those that are known, which must be there as it was. Else,
-/// and now and then, all is read; so it is when a job or a checkpoint was removed.
+/// and once in a while, all is read; so it is when a job was removed.
 Result<std::optional<StoreMembership::Agreed>> StoreMembership::look_at_changes() {
-  constexpr std::chrono::seconds kWhole{10};
   const std::optional<Agreed> all_is_needed;
+  lacks_gone_ = false;
   if (!all_removals_ || !believed_whole_ ||
-      std::chrono::steady_clock::now() - *believed_whole_ >= kWhole)
+      std::chrono::steady_clock::now() - *believed_whole_ >= whole_after())
     return all_is_needed;
   if (!latest_known_) {
     latest_known_ = 0;
@@ -381,28 +388,37 @@ Result<std::optional<StoreMembership::Agreed>> StoreMembership::look_at_changes(
     gone_.erase(entry.key);
     if (!is_as_it_was) agreed.jobs.push_back(std::move(entry));
   }
+  PTC_TRY(agreed.removed, read_tombstones(meta_));
+  std::set<std::string_view> tombstones;
+  for (const MetaEntry& entry : agreed.removed.entries) {
+    if (entry.revision > own_.done && is_removed_job_key(entry.key)) return all_is_needed;
+    tombstones.insert(entry.key);
+  }
   for (const auto& [key, revision] : gone_) {
     const auto known = facts_.entries().find(key);
     if (known == facts_.entries().end() || known->second.revision >= revision) continue;
-    if (!key_of_removal(known->second).empty()) return all_is_needed;
+    const std::string removal = key_of_removal(known->second);
+    if (!removal.empty() && !tombstones.contains(removal)) return all_is_needed;
     agreed.gone.push_back(key);
     --keys;
   }
+  lacks_gone_ = same && keys > changes->keys;
   if (!same || keys != changes->keys) return all_is_needed;
-  PTC_TRY(agreed.removed, read_tombstones(meta_));
-  if (agreed.removed.revision > own_.done) return all_is_needed;
   std::sort(agreed.jobs.begin(), agreed.jobs.end(),
             [](const MetaEntry& a, const MetaEntry& b) { return a.key < b.key; });
   return std::optional(std::move(agreed));
 }
 
-Result<StoreMembership::Agreed> StoreMembership::look(bool whole) {
+Result<StoreMembership::Agreed> StoreMembership::look(bool whole,
+                                                      const std::function<bool()>& more_gone) {
   PTC_TRY(check_identity(meta_, cluster_));
   Result<> fits = ok();
   Agreed agreed;
   std::optional<Agreed> changed;
   if (!whole) {
-    PTC_TRY(changed, look_at_changes());
+    do {
+      PTC_TRY(changed, look_at_changes());
+    } while (!changed && lacks_gone_ && more_gone && more_gone());
   }
   if (changed) {
     agreed = *std::move(changed);
@@ -463,8 +479,9 @@ int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
   for (const MetaEntry& entry : agreed.removed.entries)
     tombstones.emplace(entry.key, entry.revision);
   int64_t until = agreed.removed.revision;
-  for (const MetaEntry& entry : agreed.jobs)
-    if (const auto tombstone = tombstones.find(key_of_removal(entry));
+  for (auto known = facts_.entries().lower_bound(kJobKeys);
+       known != facts_.entries().end() && known->first.starts_with(kJobKeys); ++known)
+    if (const auto tombstone = tombstones.find(key_of_removal(known->second));
         tombstone != tombstones.end())
       until = std::min(until, tombstone->second - 1);
   return until;

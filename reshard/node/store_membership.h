@@ -52,12 +52,13 @@ class StoreMembership {
   struct Agreed {
     bool whole = true;            // else `jobs` are those keys that changed since the copy was made
     std::vector<MetaEntry> jobs;  // all that begins with jobs/, by key
-    std::vector<std::string> gone;  // keys, where it is not whole: none of a job or a checkpoint
+    std::vector<std::string> gone;  // keys, where it is not whole: none of a job
     Tombstones removed;             // read after the jobs
   };
   /// With thousands of jobs most is in the copy already: so what changed is read alone where that
-  /// is all, unless `whole` is asked for.
-  Result<Agreed> look(bool whole = false);
+  /// is all, unless `whole` is asked for. `more_gone` waits a moment for what note_gone() has not
+  /// been told yet: a transaction's deletions come one by one. false: nothing came.
+  Result<Agreed> look(bool whole = false, const std::function<bool()>& more_gone = {});
   /// The keys of a job as they are agreed now, but for its data set's, and their revisions.
   std::map<std::string_view, int64_t> keys_of(const std::string& job, const Agreed& agreed) const;
   /// A key was deleted, at this revision. Who never hears of it looks at all of them.
@@ -80,6 +81,7 @@ class StoreMembership {
   Result<> register_store();
   Result<> forget_replaced();
   Result<std::optional<Agreed>> look_at_changes();
+  std::chrono::steady_clock::duration whole_after() const;
   int64_t carried_out_of(const Agreed& agreed) const;
   Result<> remove_tombstones(const Tombstones& removed);
   void take_stores();
@@ -95,6 +97,7 @@ class StoreMembership {
   /// The latest revision in the copy under jobs/ that is not beyond what was read of all of it.
   std::optional<int64_t> latest_known_;
   std::map<std::string, int64_t> gone_;  // of note_gone(), and not taken yet
+  bool lacks_gone_ = false;              // the last look found fewer keys than there should be
   int64_t stores_taken_at_ = -1;         // the revision of kMembership then
   bool facts_behind_ = false;            // and that is in the log
   RegisteredStore own_;                  // as the registry of stores has it

@@ -312,6 +312,35 @@ TEST(ClusterFollowerTest, OfADecisionAboutAJobNobodyReadsTheOthersAnew) {
     expect_model(*cluster.job(1, fmt::format("job{}", i))->find_checkpoint("base"), sample);
 }
 
+/// `keep` removes one with each commit.
+TEST(ClusterFollowerTest, OfACheckpointThatGoesNobodyReadsAllThatIsAgreed) {
+  const Sample sample = llama_sample();
+  LocalCluster cluster(2);
+  make_five_jobs(cluster, sample);
+  cluster.wait_settled();
+  std::mutex mutex;
+  int listed = 0;
+  const auto listing = cluster.lists.during([&](const std::string&, std::string_view prefix) {
+    std::lock_guard lock(mutex);
+    char thread[16] = {};
+    ::pthread_getname_np(::pthread_self(), thread, sizeof thread);
+    if (prefix == "jobs/" && thread == std::string("ptcfs-follow")) ++listed;
+  });
+  for (const char* name : {"second", "third"}) {
+    const JobRef job = cluster.job(0, "job0");
+    write_ranks(sample, LayoutSpec(), std::filesystem::path(job->files_dir()) / "incoming" / name);
+    ASSERT_TRUE(job->commit(name, name).has_value());
+    cluster.wait_settled();
+  }
+  ASSERT_TRUE(cluster.job(0, "job0")->remove_checkpoint("base").has_value());
+  EXPECT_TRUE(becomes([&] { return cluster.job(1, "job0")->find_checkpoint("base") == nullptr; }));
+  // Both say that it is carried out, and with the next change it is forgotten.
+  ASSERT_TRUE(cluster.job(0, "job1")->save_layout(R"({"tp": 2, "pp": 1, "dp": 1})").has_value());
+  EXPECT_TRUE(becomes([&] { return cluster.meta().list("removed/").value().empty(); }));
+  cluster.lists = nullptr;
+  EXPECT_EQ(listed, 0);
+}
+
 /// Or one that dies would hold up all that is decided about thousands of jobs.
 TEST(ClusterFollowerTest, OfANodeThatDiesNoJobIsAskedAnew) {
   const Sample sample = llama_sample();
