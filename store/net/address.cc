@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,8 +39,14 @@ Result<Addresses> resolve(const PeerAddress& address, int flags) {
   return Addresses(found, &::freeaddrinfo);
 }
 
-/// Names that are being looked up. A name server that does not answer keeps getaddrinfo for long,
-/// and nothing can stop it: it waits in a thread of its own, one a name, however many want to know.
+constexpr size_t kLookupsAtOnce = 8;
+
+/// Names that are being looked up, each once, however many want to know, and a few at a time. A
+/// name server that does not answer keeps getaddrinfo for as long as resolv.conf says (half a
+/// minute, as a rule), and nothing can stop it. So that happens in detached threads of its own, of
+/// which there are never more than these, and which the end of the process does not wait for. While
+/// all of them are kept by it, other names wait behind, each until who wants to know has no time
+/// left: then that is an error, as where the name server had been asked.
 class Lookups {
  public:
   /// `known`, now or later, on any thread, once.
@@ -47,22 +55,53 @@ class Lookups {
   static void begin(const PeerAddress& address, Known known) {
     static const auto all = std::make_shared<Lookups>();
     const std::string name = address.host + ":" + address.port;
-    MutexLock lock(all->mutex_);
-    auto& waiting = all->waiting_[name];
-    waiting.push_back(std::move(known));
-    if (waiting.size() > 1) return;
-    try {
-      std::thread([all = all, name, address] {
-        all->finish(name, resolve(address, AI_ADDRCONFIG));
-      }).detach();
-    } catch (const std::system_error& error) {
-      for (Known& one : waiting)
-        one(make_error(Code::kUnavailable, "looking up {}: {}", address.host, error.what()));
-      all->waiting_.erase(name);
+    std::vector<Known> in_vain;
+    std::string why;
+    {
+      MutexLock lock(all->mutex_);
+      auto& waiting = all->waiting_[name];
+      waiting.push_back(std::move(known));
+      if (waiting.size() > 1) return;
+      all->next_.push_back({name, address});
+      if (all->threads_ == kLookupsAtOnce) return;
+      try {
+        std::thread([all = all] { all->look_up(); }).detach();
+        ++all->threads_;
+        return;
+      } catch (const std::system_error& error) {
+        if (all->threads_ > 0) return;  // one of them does it
+        all->next_.pop_back();
+        in_vain = std::move(all->waiting_.extract(name).mapped());
+        why = error.what();
+      }
     }
+    for (Known& one : in_vain)
+      one(make_error(Code::kUnavailable, "looking up {}: {}", address.host, why));
   }
 
  private:
+  struct Name {
+    std::string text;
+    PeerAddress address;
+  };
+
+  std::optional<Name> take() {
+    MutexLock lock(mutex_);
+    if (next_.empty()) {
+      --threads_;
+      return std::nullopt;
+    }
+    Name name = std::move(next_.front());
+    next_.pop_front();
+    return name;
+  }
+
+  void look_up() {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-names");
+    while (const std::optional<Name> name = take())
+      finish(name->text, resolve(name->address, AI_ADDRCONFIG));
+  }
+
   void finish(const std::string& name, const Result<Addresses>& found) {
     std::vector<Known> waiting;
     {
@@ -74,6 +113,8 @@ class Lookups {
 
   Mutex mutex_;
   std::map<std::string, std::vector<Known>> waiting_ PTC_GUARDED_BY(mutex_);
+  std::deque<Name> next_ PTC_GUARDED_BY(mutex_);  // of these, that nobody has begun
+  size_t threads_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 /// Between a lookup, which may end long after nobody waits any more, and a coroutine, whose
