@@ -27,14 +27,12 @@ std::vector<Result<std::string>> Cluster::ask_all(PeerMethod method,
   const PeerRow& row = row_of(method);
   size_t bytes = 0;
   for (const Question& one : questions) bytes = std::max(bytes, one.request.size());
-  return ask_all_by(row, questions.size(), bytes, at_most, [&](std::chrono::milliseconds time) {
-    return call_all(questions, row, time, stop);
-  });
+  return ask_all_by(row, questions.size(), bytes, at_most,
+                    [&](AskTime time) { return call_all(questions, row, time, stop); });
 }
 
 std::vector<Result<std::string>> Cluster::call_all(const std::vector<Question>& questions,
-                                                   const PeerRow& row,
-                                                   std::chrono::milliseconds time,
+                                                   const PeerRow& row, AskTime time,
                                                    std::stop_token stop) {
   return ask_each(row, questions.size(), time, stop, [&](size_t i, std::chrono::milliseconds left) {
     return call(questions[i].node, row, std::string(questions[i].request), left, stop);

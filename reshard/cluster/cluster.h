@@ -98,8 +98,7 @@ class Cluster {
   /// Several at the same time: as many at a time as the row says, and each once more, at once,
   /// where the connection broke and the row allows it. Without an own way, by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
-                                                    const PeerRow& row,
-                                                    std::chrono::milliseconds time,
+                                                    const PeerRow& row, AskTime time,
                                                     std::stop_token stop);
 
   mutable Mutex identity_mutex_;

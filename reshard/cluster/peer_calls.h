@@ -33,11 +33,10 @@ class PeerCalls {
                                    const std::string& request, std::chrono::milliseconds time,
                                    std::stop_token stop) = 0;
   /// Several at the same time, with answers in their order: as many at a time as the row says, and
-  /// each once more, at once, where the connection broke and the row allows it. Without an own way,
-  /// by threads.
+  /// each once more, at once, where the connection broke and the row allows it. The time of each
+  /// begins when it is asked. Without an own way, by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
-                                                    const PeerRow& row,
-                                                    std::chrono::milliseconds time,
+                                                    const PeerRow& row, AskTime time,
                                                     std::stop_token stop);
   /// Of all connections between this node and others, by node.
   virtual std::vector<PeerNumbers> numbers() const { return {}; }

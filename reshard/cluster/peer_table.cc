@@ -61,16 +61,26 @@ std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, si
   if (count == 0) return {};
   const auto time = time_of(row, request_bytes, at_most);
   if (time.has_error()) return std::vector<Answer>(count, time.error());
-  std::vector<Answer> answers = ask_all(time.value());
+  AskTime asked{time.value()};
+  // A year is for ever, and can be added to now.
+  if (at_most > at_most.zero() && at_most < std::chrono::years(1))
+    asked.until = AskTime::Clock::now() + at_most;
+  std::vector<Answer> answers = ask_all(asked);
   for (Answer& answer : answers) answer = without_connection(std::move(answer));
   return answers;
 }
 
-std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count,
-                                          std::chrono::milliseconds time,
+std::chrono::milliseconds AskTime::now() const {
+  const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
+  return std::min(each, left);
+}
+
+std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count, AskTime time,
                                           const std::stop_token& stop, const AskOneOnce& once) {
-  const auto ask = [&](size_t i) {
-    return ask_again_where_it_broke(row, time, stop,
+  const auto ask = [&](size_t i) -> Answer {
+    const std::chrono::milliseconds own = time.now();
+    if (own <= own.zero()) return not_asked("there was no time left");
+    return ask_again_where_it_broke(row, own, stop,
                                     [&](std::chrono::milliseconds left) { return once(i, left); });
   };
   return Answers<std::string>(count, ask, row.at_once()).wait();

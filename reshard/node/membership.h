@@ -84,7 +84,7 @@ class Membership : public Cluster {
     return calls_.call(node, row, request, time, std::move(stop));
   }
   std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
-                                            const PeerRow& row, std::chrono::milliseconds time,
+                                            const PeerRow& row, AskTime time,
                                             std::stop_token stop) override {
     return calls_.call_all(questions, row, time, std::move(stop));
   }

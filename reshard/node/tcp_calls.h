@@ -29,7 +29,7 @@ class TcpCalls final : public PeerCalls {
                            std::chrono::milliseconds time, std::stop_token stop) override;
   /// Without a thread for each.
   std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
-                                            const PeerRow& row, std::chrono::milliseconds time,
+                                            const PeerRow& row, AskTime time,
                                             std::stop_token stop) override;
   std::vector<PeerNumbers> numbers() const override;
 

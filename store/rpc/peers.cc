@@ -54,6 +54,10 @@ class Peers::Turns {
   asio::steady_timer next_;  // never ends by itself
 };
 
+struct Peers::Turn {
+  Turns::Held held;
+};
+
 struct Peers::Impl {
   struct Kept {
     std::unique_ptr<Connection> connection;
@@ -201,14 +205,13 @@ void Peers::give_back(const std::string& node, std::unique_ptr<Connection> conne
 
 Task<std::string> Peers::ask(const std::string& node, std::string_view method,
                              std::string_view body, Deadline deadline, std::stop_token stop,
-                             Turns* turns) {
+                             Turn* turn) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
     co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
                                body.size(), kMaxCallBytes);
-  std::optional<Turns::Held> turn;
-  if (turns != nullptr) turn.emplace(co_await turns->take());
-  PTC_CO_TRY(auto connection, co_await take(node, deadline, stop));
-  turn.reset();
+  auto taken = co_await take(node, deadline, stop);
+  if (turn != nullptr) turn->held.reset();
+  PTC_CO_TRY(auto connection, std::move(taken));
   connection->set_patience({impl_->options.silence, deadline, stop});
   const Deadline asked = std::chrono::steady_clock::now();
   auto answer = co_await impl_->exchange(*connection, method, body);
@@ -235,19 +238,32 @@ Result<std::string> Peers::call(const std::string& node, std::string_view method
   return run_here([&](IoExecutor) { return ask(node, method, body, deadline, stop); });
 }
 
+/// Its time begins when it is its turn.
+Task<std::string> Peers::ask_in_turn(const Call& call, const Manner& manner,
+                                     std::chrono::milliseconds timeout, std::stop_token stop,
+                                     Turns& turns) {
+  Turn turn;
+  turn.held = co_await turns.take();
+  const Deadline now = std::chrono::steady_clock::now();
+  if (now >= manner.until)
+    co_return make_error(Code::kUnavailable, "node {}: there was no time left to ask it",
+                         call.node);
+  const Deadline deadline = timeout < manner.until - now ? now + timeout : manner.until;
+  auto answer = co_await ask(call.node, call.method, call.body, deadline, stop, &turn);
+  if (!manner.again || answer || !is_broken_off(answer.error())) co_return answer;
+  if (stop.stop_requested() || std::chrono::steady_clock::now() >= deadline) co_return answer;
+  turn.held = co_await turns.take();
+  co_return co_await ask(call.node, call.method, call.body, deadline, std::move(stop), &turn);
+}
+
 std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls, Manner manner,
                                                  std::chrono::milliseconds timeout,
                                                  std::stop_token stop) {
-  const Deadline deadline = std::chrono::steady_clock::now() + timeout;
   std::vector<Result<std::string>> answers(calls.size(),
                                            Error(Code::kUnavailable, "was not asked"));
   std::optional<Turns> turns;
   auto one = [&](size_t i) -> asio::awaitable<void> {
-    const Call& call = calls[i];
-    answers[i] = co_await ask(call.node, call.method, call.body, deadline, stop, &*turns);
-    if (!manner.again || answers[i] || !is_broken_off(answers[i].error())) co_return;
-    if (stop.stop_requested() || std::chrono::steady_clock::now() >= deadline) co_return;
-    answers[i] = co_await ask(call.node, call.method, call.body, deadline, stop, &*turns);
+    answers[i] = co_await ask_in_turn(calls[i], manner, timeout, stop, *turns);
   };
   auto all = [&](IoExecutor executor) -> Task<> {
     turns.emplace(executor, kConnectAtOnce);

@@ -56,7 +56,8 @@ class Peers {
 
   /// Asks nodes at the same time, and waits for all answers, which are in their order. One that
   /// waits costs a coroutine and its connection, no thread. However many they are, only some
-  /// connect at a time: each has but a moment for that. Method and body outlive the call.
+  /// connect at a time: each has but a moment for that. Each has `timeout` from when it is asked,
+  /// however long its turn was waited for. Method and body outlive the call.
   struct Call {
     std::string node;
     std::string_view method, body;
@@ -66,6 +67,8 @@ class Peers {
     /// A call whose connection broke (broken_off()) is asked a second time, at once, whatever the
     /// others do; what is left of the time counts. For what may be done twice.
     bool again = false;
+    /// Then nobody waits any longer, and none is asked any more (kUnavailable).
+    std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
   };
   std::vector<Result<std::string>> call_all(const std::vector<Call>& calls, Manner manner,
                                             std::chrono::milliseconds timeout,
@@ -93,9 +96,13 @@ class Peers {
  private:
   struct Impl;
   class Turns;  // to connect
+  struct Turn;
+  using Deadline = std::chrono::steady_clock::time_point;
   Task<std::string> ask(const std::string& node, std::string_view method, std::string_view body,
-                        std::chrono::steady_clock::time_point deadline, std::stop_token stop,
-                        Turns* turns = nullptr);
+                        Deadline deadline, std::stop_token stop, Turn* turn = nullptr);
+  Task<std::string> ask_in_turn(const Call& call, const Manner& manner,
+                                std::chrono::milliseconds timeout, std::stop_token stop,
+                                Turns& turns);
   explicit Peers(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -11,9 +11,11 @@
 #include "reshard/job/job_peers.h"
 #include "reshard/node/peer_service.h"
 #include "reshard/node/tcp_calls.h"
+#include "store/net/address.h"
 #include "store/rpc/messages.h"
 #include "store/rpc/peers.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/reshard/peer_calls_conformance.h"
 #include "tests/support/peer_walk.h"
 #include "tests/support/relay.h"
 
@@ -111,9 +113,8 @@ TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
       if (i == 2 || (i == 1 && asked[i] == 1)) return broken_off("it broke");
       return std::to_string(i);
     };
-    const std::vector<Result<std::string>> answers = ask_all_by(
-        row, 4, 1, {},
-        [&](std::chrono::milliseconds time) { return ask_each(row, 4, time, {}, once); });
+    const std::vector<Result<std::string>> answers =
+        ask_all_by(row, 4, 1, {}, [&](AskTime time) { return ask_each(row, 4, time, {}, once); });
     const bool again = row.is_idempotent();
     EXPECT_THAT(asked, ElementsAreArray({1, again ? 2 : 1, again ? 2 : 1, 1}));
     EXPECT_EQ(answers[0].value(), "0");
@@ -122,7 +123,7 @@ TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
     EXPECT_EQ(answers[2].error().errno_value(), 0);
     EXPECT_EQ(answers[3].error().code(), Code::kBusy);
   }
-  const auto nobody = [](std::chrono::milliseconds) {
+  const auto nobody = [](AskTime) {
     ADD_FAILURE() << "asked";
     return std::vector<Result<std::string>>();
   };
@@ -142,7 +143,7 @@ TEST(PeerTable, WhatTakesAsLongAsItTakesBeginsEverywhereAtOnce) {
 }
 
 /// Many are asked, and all but one answer when that one has: its connection breaks once.
-class ManyAsked {
+class AllAsked {
  public:
   static constexpr int kOthers = 320;
 
@@ -191,17 +192,17 @@ TEST(PeerTable, AllBeginBeforeAnyHasAnsweredAndABrokenOneComesBackMeanwhile) {
       if (node == "w2" && !std::exchange(broken, true)) return broken_off("it broke");
       return answer;
     }
-    ManyAsked asked;
+    AllAsked asked;
     bool broken = false;
   } calls;
   calls.asked.expect(
-      calls.call_all(calls.asked.questions(), row_of(PeerMethod::kPart), 60s, std::stop_token()));
+      calls.call_all(calls.asked.questions(), row_of(PeerMethod::kPart), {60s}, std::stop_token()));
 }
 
 TEST(PeerTable, OverConnectionsToo) {
   const TempDir dir;
   const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
-  ManyAsked asked;
+  AllAsked asked;
   const auto start = [&](const char* node, bool last) {
     PeerServerOptions options;
     options.listen = "127.0.0.1:0";
@@ -226,7 +227,65 @@ TEST(PeerTable, OverConnectionsToo) {
   peers->set("w2", relay.address());
   TcpCalls calls(*peers);
   asked.expect(
-      calls.call_all(asked.questions(), row_of(PeerMethod::kPart), 60s, std::stop_token()));
+      calls.call_all(asked.questions(), row_of(PeerMethod::kPart), {60s}, std::stop_token()));
+}
+
+/// Which anybody answers at once, or never.
+PeerRow brief_row() {
+  PeerRow row = row_of(PeerMethod::kSpace);
+  row.deadline = 1s;
+  return row;
+}
+
+ManyAsked asked_by(PeerCalls& calls, const PeerRow& row) {
+  return {[&](const std::vector<Cluster::Question>& questions, std::chrono::milliseconds at_most) {
+            return ask_all_by(row, questions.size(), 1, at_most, [&](AskTime time) {
+              return calls.call_all(questions, row, time, {});
+            });
+          },
+          "w1", "w2", row.deadline};
+}
+
+TEST(PeerTable, OfManyTheTimeOfEachBeginsWhenItIsAsked) {
+  class Calls final : public PeerCalls {
+   public:
+    void set(const std::string&, const std::string&) override {}
+    void remove(const std::string&) override {}
+    Result<> meet(const std::string&, const std::string&) override { return ok(); }
+    Result<std::string> call(const std::string& node, const PeerRow&, const std::string&,
+                             std::chrono::milliseconds time, std::stop_token) override {
+      if (node == "w2") return std::string("well");
+      std::this_thread::sleep_for(time);
+      return make_error(Code::kUnavailable, "no answer in time");
+    }
+  } calls;
+  const PeerRow row = brief_row();
+  EXPECT_EQ(asked_by(calls, row).those_that_are_well_answer(), "");
+  EXPECT_EQ(asked_by(calls, row).who_asks_waits_no_longer_than_he_said(), "");
+}
+
+TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
+  const TempDir dir;
+  const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
+  PeerServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.node = "w2";
+  options.cluster = "test";
+  options.images = images.get();
+  const std::unique_ptr<PeerServer> server = PeerServer::start(options).value();
+  const PeerRow row = brief_row();
+  server->handle(std::string(row.name),
+                 [](std::string_view, const std::string&) { return Result<std::string>("well"); });
+  const Listener silent = listen_on(PeerAddress::parse("127.0.0.1:0").value()).value();
+  PeersOptions own;
+  own.node = "w0";
+  own.cluster = "test";
+  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  peers->set("w1", silent.address);
+  peers->set("w2", server->address());
+  TcpCalls calls(*peers);
+  EXPECT_EQ(asked_by(calls, row).those_that_are_well_answer(), "");
+  EXPECT_EQ(asked_by(calls, row).who_asks_waits_no_longer_than_he_said(), "");
 }
 
 TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {

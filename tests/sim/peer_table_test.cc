@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/reshard/peer_calls_conformance.h"
 #include "tests/sim/sim_cluster.h"
 #include "tests/support/job_fixture.h"
 #include "tests/support/peer_walk.h"
@@ -36,6 +37,31 @@ TEST(SimPeerTable, EveryRowIsAnsweredAsByADaemon) {
   EXPECT_TRUE(failures.empty()) << failures.front();
   EXPECT_THAT(of_job, ElementsAreArray(testing::expected_answers(true)));
   EXPECT_THAT(of_another, ElementsAreArray(testing::expected_answers(false)));
+}
+
+TEST(SimPeerTable, OfManyTheTimeOfEachBeginsWhenItIsAsked) {
+  const testing::TempDir dir;
+  std::vector<std::string> failures;
+  run({.seed = 1}, [&] {
+    SimCluster cluster(3, 1, dir.path(), [&](const std::string& why) { failures.push_back(why); });
+    for (const unsigned node : {0u, 1u, 2u}) cluster.start(node);
+    for (const unsigned node : {0u, 1u, 2u})
+      if (!cluster.wait_up(node, 60s)) failures.push_back("a node does not start");
+    sleep(5s);  // all know of each other
+    cluster.network().cut(1, 0);
+    const testing::ManyAsked asked{
+        [&](const std::vector<Cluster::Question>& questions, std::chrono::milliseconds at_most) {
+          return cluster.member(0).ask_all(PeerMethod::kSpace, questions, {}, at_most);
+        },
+        "w1", "w2", row_of(PeerMethod::kSpace).deadline};
+    cluster.on(0, [&](JobStore&) {
+      for (const std::string& why :
+           {asked.those_that_are_well_answer(), asked.who_asks_waits_no_longer_than_he_said()})
+        if (!why.empty()) failures.push_back(why);
+    });
+    cluster.network().mend(1, 0);
+  });
+  EXPECT_TRUE(failures.empty()) << failures.front();
 }
 
 }  // namespace
