@@ -25,7 +25,14 @@ class PeerCalls {
   /// Connects anew to `address`, where `node` shall be, and both prove who they are. Errors:
   /// kPermissionDenied (secret, certificate, cluster); kUnavailable.
   virtual Result<> meet(const std::string& node, const std::string& address) = 0;
-  /// How many it meets at a time, each with a thread.
+  /// Meets several, some at a time, in this order, and each that has let this node in is asked to
+  /// meet this one at `own_address` (PeerMethod::kMeet). Results in their order; errors of the
+  /// second half say so. Without an own way, by meets_at_once() threads.
+  struct Place {
+    std::string node, address;
+  };
+  virtual std::vector<Result<>> meet_all(const std::vector<Place>& others,
+                                         const std::string& own_address);
   virtual size_t meets_at_once() const { return 16; }
   /// Asks once. The node's own errors come back as they are; kUnavailable when it cannot be
   /// reached, broken_off() when the connection broke.
@@ -41,5 +48,8 @@ class PeerCalls {
   /// Of all connections between this node and others, by node.
   virtual std::vector<PeerNumbers> numbers() const { return {}; }
 };
+
+/// Of a node that let this one in.
+Result<> check_came_back(const std::string& node, Result<std::string> answer);
 
 }  // namespace ptc

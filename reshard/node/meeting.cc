@@ -1,7 +1,6 @@
 #include "reshard/node/meeting.h"
 
 #include "reshard/cluster/peer_table.h"
-#include "store/base/fan_out.h"
 
 namespace ptc {
 Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
@@ -11,26 +10,14 @@ Result<std::string> answer_meeting(PeerCalls& calls, const std::string& from,
   return std::string();
 }
 
-Result<> Meetings::meet(const Other& other, const std::string& own_address) {
-  PTC_TRY(calls_.meet(other.name, other.address));
-  const PeerRow& row = row_of(PeerMethod::kMeet);
-  auto back = ask_by(row, own_address.size(), {}, {}, [&](std::chrono::milliseconds time) {
-    return calls_.call(other.name, row, own_address, time, {});
-  });
-  if (back) return ok();
-  return std::move(back).error().with_context(fmt::format("node {} cannot come back", other.name));
-}
-
 Result<> Meetings::meet(const std::vector<Other>& others, const std::string& own_address) {
   std::vector<const Other*> strangers;
   for (const Other& other : others)
     if (const auto met = met_.find(other.name); met == met_.end() || met->second != other.boot)
       strangers.push_back(&other);
-  std::vector<Result<>> results =
-      Answers<void>(
-          strangers.size(), [&](size_t i) { return meet(*strangers[i], own_address); },
-          calls_.meets_at_once())
-          .wait();
+  std::vector<PeerCalls::Place> places;
+  for (const Other* one : strangers) places.push_back({one->name, one->address});
+  std::vector<Result<>> results = calls_.meet_all(places, own_address);
   const Error* wrong = nullptr;
   size_t count = 0;
   for (size_t i = 0; i < strangers.size(); ++i) {

@@ -25,15 +25,14 @@ class Meetings {
   };
   explicit Meetings(PeerCalls& calls) : calls_(calls) {}
 
-  /// Meets those that it has not met yet, many at a time: this node connects to the other, the
-  /// other to `own_address`, and both prove who they are each time. `calls` knows their addresses.
+  /// Meets those that it has not met yet, many at a time, in this order: this node connects to the
+  /// other, the other to `own_address`, and both prove who they are each time. `calls` knows their
+  /// addresses.
   /// Errors name the first node, and say what is wrong: kPermissionDenied (secret, certificate,
   /// cluster), by a member; kUnavailable.
   Result<> meet(const std::vector<Other>& others, const std::string& own_address);
 
  private:
-  Result<> meet(const Other& other, const std::string& own_address);
-
   PeerCalls& calls_;
   std::map<std::string, std::string> met_;  // name → boot
 };

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/random.h>
 
+#include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <utility>
@@ -242,6 +243,11 @@ Result<> Membership::meet_the_others() {
       others.push_back({name, known.address, known.boot, /*joins=*/true});
     }
   }
+  // By name, from behind the own one on: many that come at once begin with others each, and not all
+  // with the first few.
+  std::ranges::stable_sort(others, {}, &Meetings::Other::name);
+  std::ranges::rotate(others,
+                      std::ranges::upper_bound(others, options_.node, {}, &Meetings::Other::name));
   Result<> met = attempt.meetings.meet(others, address_);
   return met.has_value() ? ok() : Result<>(not_let_in(met.error()));
 }

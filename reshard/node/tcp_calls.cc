@@ -27,6 +27,19 @@ Result<> TcpCalls::meet(const std::string& node, const std::string& address) {
   return peers_.meet(node, address);
 }
 
+std::vector<Result<>> TcpCalls::meet_all(const std::vector<Place>& others,
+                                         const std::string& own_address) {
+  const PeerRow& row = row_of(PeerMethod::kMeet);
+  std::vector<Peers::Place> places;
+  for (const Place& one : others) places.push_back({one.node, one.address});
+  std::vector<Peers::Met> met = peers_.meet_all(places, row.name, own_address, row.deadline);
+  std::vector<Result<>> results;
+  for (size_t i = 0; i < others.size(); ++i)
+    results.push_back(met[i].let_in ? check_came_back(others[i].node, std::move(met[i].answer))
+                                    : std::move(met[i].let_in));
+  return results;
+}
+
 Result<std::string> TcpCalls::call(const std::string& node, const PeerRow& row,
                                    const std::string& request, std::chrono::milliseconds time,
                                    std::stop_token stop) {

@@ -27,7 +27,9 @@ class TcpCalls final : public PeerCalls {
   Result<> meet(const std::string& node, const std::string& address) override;
   Result<std::string> call(const std::string& node, const PeerRow& row, const std::string& request,
                            std::chrono::milliseconds time, std::stop_token stop) override;
-  /// Without a thread for each.
+  /// Without a thread for each, as the next.
+  std::vector<Result<>> meet_all(const std::vector<Place>& others,
+                                 const std::string& own_address) override;
   std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
                                             const PeerRow& row, AskTime time,
                                             std::stop_token stop) override;

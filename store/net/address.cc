@@ -287,7 +287,8 @@ Result<Listener> listen_on(const PeerAddress& address) {
   int one = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   if (::bind(fd, found->ai_addr, found->ai_addrlen) != 0) return failed("binding");
-  if (::listen(fd, 128) != 0) return failed("listening");
+  // Who comes when it is full comes again a second later, if it waits for so long: as many as may.
+  if (::listen(fd, SOMAXCONN) != 0) return failed("listening");
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0)

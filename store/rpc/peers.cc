@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <map>
 #include <optional>
+#include <random>
+#include <utility>
 
 #include "store/base/json.h"
 #include "store/base/mutex.h"
@@ -20,6 +22,23 @@ namespace {
 constexpr auto kKeep = std::chrono::seconds(60);  // shorter than a server's patience
 constexpr size_t kKeepCount = 8;                  // for each node
 constexpr size_t kConnectAtOnce = 256;            // of one thread
+// Of the nodes that one meets: as many join, and each of these has others at its door.
+constexpr size_t kMeetAtOnce = 64;
+constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
+
+/// Who was turned away comes again later and later, and not all at the same moment.
+class Pauses {
+ public:
+  std::chrono::milliseconds next() {
+    thread_local std::minstd_rand random{std::random_device()()};
+    const auto longest = std::exchange(longest_, std::min(2 * longest_, kLongestPause));
+    return std::chrono::milliseconds(
+        std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random));
+  }
+
+ private:
+  std::chrono::milliseconds longest_ = kFirstPause;
+};
 
 }  // namespace
 
@@ -119,7 +138,13 @@ Task<std::unique_ptr<Connection>> Peers::Impl::make(const std::string& node,
   connection->count_in(counted);
   connection->set_patience(std::move(patience));
   connection->attach(co_await asio::this_coro::executor);
-  PTC_CO_TRY(co_await greet(*connection, self, node));
+  auto greeted = co_await greet(*connection, self, node);
+  if (!greeted) {
+    const bool closed = greeted.error().code() == Code::kUnavailable &&
+                        !connection->error_was_said() && !connection->looks_alive();
+    if (closed) co_return broken_off(greeted.error().message());
+    co_return std::move(greeted).error();
+  }
   ++counted->connections;
   co_return connection;
 }
@@ -184,12 +209,50 @@ Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline 
   co_return co_await impl_->connect(node, address, deadline, std::move(stop));
 }
 
+Task<> Peers::meet_until(const std::string& node, const std::string& address, Deadline last_try,
+                         bool keep) {
+  auto met = co_await impl_->connect(node, address, Deadline::max(), {});
+  for (Pauses pauses; !met && is_broken_off(met.error());) {
+    const auto wait = pauses.next();
+    if (std::chrono::steady_clock::now() + wait >= last_try) break;
+    co_await pause(wait, {});
+    met = co_await impl_->connect(node, address, Deadline::max(), {});
+  }
+  if (!met) co_return std::move(met).error();
+  if (keep) give_back(node, std::move(met).value());
+  else met.value()->detach();
+  co_return ok();
+}
+
 Result<> Peers::meet(const std::string& node, const std::string& address) {
-  auto met =
-      run_here([&](IoExecutor) { return impl_->connect(node, address, Deadline::max(), {}); });
-  if (!met) return std::move(met).error();
-  met.value()->detach();
-  return ok();
+  const Deadline last_try = std::chrono::steady_clock::now() + impl_->options.connect;
+  return run_here([&](IoExecutor) { return meet_until(node, address, last_try, false); });
+}
+
+std::vector<Peers::Met> Peers::meet_all(const std::vector<Place>& places, std::string_view method,
+                                        std::string_view body, std::chrono::milliseconds timeout) {
+  const Error not_met(Code::kUnavailable, "was not met");
+  std::vector<Met> results(places.size(), Met{not_met, not_met});
+  auto one = [&](size_t i) -> asio::awaitable<void> {
+    const Place& place = places[i];
+    Met& result = results[i];
+    const Deadline last_try = std::chrono::steady_clock::now() + timeout;
+    result.let_in = co_await meet_until(place.node, place.address, last_try, true);
+    if (!result.let_in) co_return;
+    const Deadline deadline = std::chrono::steady_clock::now() + timeout;
+    result.answer = co_await ask(place.node, method, body, deadline, {});
+    if (!result.answer && is_broken_off(result.answer.error()))
+      result.answer = co_await ask(place.node, method, body, deadline, {});
+  };
+  auto all = [&](IoExecutor) -> Task<> {
+    std::function<asio::awaitable<void>(size_t)> work = one;
+    co_await for_each_of(places.size(), kMeetAtOnce, std::move(work));
+    co_return ok();
+  };
+  auto met = run_here(all);
+  for (Met& one_of_them : results)
+    if (!met && !one_of_them.let_in) one_of_them.let_in = met.error();
+  return results;
 }
 
 void Peers::give_back(const std::string& node, std::unique_ptr<Connection> connection) {

@@ -75,9 +75,22 @@ class Peers {
                                             std::stop_token stop = {});
 
   /// Connects anew to `address`, where `node` shall be, and both prove who they are. Nothing is
-  /// kept. Errors: kPermissionDenied (another cluster, secret, authority, or name in the
+  /// kept. A node that cuts off who is not let in yet, as too many come at once, is tried again in
+  /// the same time. Errors: kPermissionDenied (another cluster, secret, authority, or name in the
   /// certificate); kUnavailable.
   Result<> meet(const std::string& node, const std::string& address);
+  /// The same of many, some at a time, without a thread for each; and each that has let this node
+  /// in is asked `method`, which must be one that may be done twice, over the same connection where
+  /// its address was set(). Each half has `timeout`. Results in their order.
+  struct Place {
+    std::string node, address;
+  };
+  struct Met {
+    Result<> let_in;
+    Result<std::string> answer;  // where it was let in
+  };
+  std::vector<Met> meet_all(const std::vector<Place>& places, std::string_view method,
+                            std::string_view body, std::chrono::milliseconds timeout);
 
   /// For a transport: a connection that was let in and has nothing under way, kept or new, attached
   /// to the executor of the coroutine that asks.
@@ -103,6 +116,8 @@ class Peers {
   Task<std::string> ask_in_turn(const Call& call, const Manner& manner,
                                 std::chrono::milliseconds timeout, std::stop_token stop,
                                 Turns& turns);
+  Task<> meet_until(const std::string& node, const std::string& address, Deadline last_try,
+                    bool keep);
   explicit Peers(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

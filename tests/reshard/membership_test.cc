@@ -56,6 +56,8 @@ class FakeCalls final : public PeerCalls {
     FakeCalls theirs(wires_, node);
     return answer_meeting(theirs, self_, request);
   }
+  size_t meets_at_once() const override { return at_once; }
+  size_t at_once = 16;
 
  private:
   Wires& wires_;
@@ -213,6 +215,19 @@ TEST_F(MembershipTest, TwoThatComeAtOnceHaveMetEachOther) {
       if (one != other)
         EXPECT_TRUE(met.contains({one->membership.self(), other->membership.self()}))
             << one->membership.self() << " and " << other->membership.self();
+}
+
+/// Else many that come at once would all stand at the doors of the first few.
+TEST_F(MembershipTest, ItMeetsThoseFirstThatAreBehindItsOwnName) {
+  for (const char* name : {"a", "b", "x", "y"}) joined(name);
+  Node& m = make("m");
+  m.calls.at_once = 0;  // whoever waits meets them himself
+  wires_.met.clear();
+  ASSERT_TRUE(join(m, "store of m").has_value());
+  std::vector<std::string> in_order;
+  for (const auto& [from, to] : wires_.met)
+    if (from == "m") in_order.push_back(to);
+  EXPECT_THAT(in_order, ElementsAre("x", "y", "a", "b"));
 }
 
 /// Before its store is opened, when it says that it joins, and when it has.
