@@ -6,6 +6,7 @@
 
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
+#include "store/rpc/messages.h"
 #include "store/rpc/peers.h"
 
 namespace ptc {
@@ -40,9 +41,9 @@ Answer ask_again_where_it_broke(const PeerRow& row, std::chrono::milliseconds ti
   return left > left.zero() ? once(left) : answer;
 }
 
-/// Further up there is no connection any more.
+/// Further up there is no connection any more, nor who has not begun.
 Answer without_connection(Answer answer) {
-  if (!broke(answer)) return answer;
+  if (!broke(answer) && !(answer.has_error() && is_too_busy(answer.error()))) return answer;
   return Error(answer.error().code(), answer.error().message());
 }
 

@@ -73,6 +73,10 @@ enum class PeerHandler : uint8_t {
 enum class PeerAbout : uint8_t { kNode, kJob };
 /// kAgain: asked twice it does and answers what it does and answers once.
 enum class PeerTimes : uint8_t { kOnce, kAgain };
+/// kAtOnce: who answers waits for no other node, for nothing agreed on, for no lock that is held
+/// over such a wait, and does no long work: some threads are enough for all that ask. Whatever is
+/// asked of a job is kMayWait, for a job that is not known yet is asked of etcd.
+enum class PeerPace : uint8_t { kAtOnce, kMayWait };
 
 /// A node that lives is waited for.
 inline constexpr std::chrono::milliseconds kWhileItLives = std::chrono::hours(12);
@@ -85,6 +89,7 @@ struct PeerRow {
   /// Who asks waits so long, and a millisecond more for each kBytesInMs of the request.
   std::chrono::milliseconds deadline;
   PeerTimes times;
+  PeerPace pace;
   size_t max_request_bytes;  // an answer has kMaxCallBytes at most
 
   constexpr bool is_idempotent() const { return times == PeerTimes::kAgain; }
@@ -103,6 +108,7 @@ using namespace std::chrono_literals;
 using enum PeerMethod;
 using enum PeerAbout;
 using enum PeerTimes;
+using enum PeerPace;
 using H = PeerHandler;
 /// Names and numbers.
 inline constexpr size_t kFew = 64 << 10;
@@ -111,37 +117,37 @@ inline constexpr size_t kMany = kMaxCallBytes;
 // clang-format off
 inline constexpr std::array kAll{
     // Longer than the other takes to connect.
-    PeerRow{kMeet,           "meet",                 kNode, H::kMeetings, 5s,            kAgain, kFew},
+    PeerRow{kMeet,           "meet",                 kNode, H::kMeetings, 5s,            kAgain, kMayWait, kFew},
     // Who does not answer sees it a moment later.
-    PeerRow{kChanged,        "job/changed",          kNode, H::kFollower, 2s,            kAgain, kFew},
-    PeerRow{kSpace,          "store/space",          kNode, H::kStore,    5s,            kAgain, kFew},
-    PeerRow{kNumbers,        "store/numbers",        kNode, H::kStore,    2s,            kAgain, kFew},
-    PeerRow{kDataSetChanged, "job/data_set_changed", kJob,  H::kListener, 2s,            kAgain, kFew},
-    PeerRow{kHolds,          "job/holds",            kJob,  H::kStore,    10s,           kAgain, kFew},
-    PeerRow{kUses,           "job/uses",             kJob,  H::kRemoved,  5s,            kAgain, kFew},
-    PeerRow{kFile,           "job/file",             kJob,  H::kFiles,    30s,           kAgain, kFew},
+    PeerRow{kChanged,        "job/changed",          kNode, H::kFollower, 2s,            kAgain, kMayWait, kFew},
+    PeerRow{kSpace,          "store/space",          kNode, H::kStore,    5s,            kAgain, kAtOnce,  kFew},
+    PeerRow{kNumbers,        "store/numbers",        kNode, H::kStore,    2s,            kAgain, kAtOnce,  kFew},
+    PeerRow{kDataSetChanged, "job/data_set_changed", kJob,  H::kListener, 2s,            kAgain, kMayWait, kFew},
+    PeerRow{kHolds,          "job/holds",            kJob,  H::kStore,    10s,           kAgain, kMayWait, kFew},
+    PeerRow{kUses,           "job/uses",             kJob,  H::kRemoved,  5s,            kAgain, kMayWait, kFew},
+    PeerRow{kFile,           "job/file",             kJob,  H::kFiles,    30s,           kAgain, kMayWait, kFew},
     // Who asks says how long, by what there is to take.
-    PeerRow{kFiles,          "job/files",            kJob,  H::kFiles,    kWhileItLives, kAgain, kMany},
+    PeerRow{kFiles,          "job/files",            kJob,  H::kFiles,    kWhileItLives, kAgain, kMayWait, kMany},
     // A part that was made already is on the shelf.
-    PeerRow{kPart,           "job/part",             kJob,  H::kMaker,    kWhileItLives, kAgain, kMany},
-    PeerRow{kDrop,           "job/drop",             kJob,  H::kShelf,    30s,           kAgain, kFew},
-    PeerRow{kArrived,        "job/arrived",          kJob,  H::kArrivals, 30s,           kAgain, kFew},
-    PeerRow{kExamine,        "job/examine",          kJob,  H::kVerifier, kWhileItLives, kAgain, kMany},
+    PeerRow{kPart,           "job/part",             kJob,  H::kMaker,    kWhileItLives, kAgain, kMayWait, kMany},
+    PeerRow{kDrop,           "job/drop",             kJob,  H::kShelf,    30s,           kAgain, kMayWait, kFew},
+    PeerRow{kArrived,        "job/arrived",          kJob,  H::kArrivals, 30s,           kAgain, kMayWait, kFew},
+    PeerRow{kExamine,        "job/examine",          kJob,  H::kVerifier, kWhileItLives, kAgain, kMayWait, kMany},
     // It writes into files that are read, and reads them once more: not two at a time.
-    PeerRow{kMend,           "job/mend",             kJob,  H::kMender,   kWhileItLives, kOnce,  kMany},
-    PeerRow{kRefresh,        "job/refresh",          kJob,  H::kMender,   kWhileItLives, kAgain, kFew},
+    PeerRow{kMend,           "job/mend",             kJob,  H::kMender,   kWhileItLives, kOnce,  kMayWait, kMany},
+    PeerRow{kRefresh,        "job/refresh",          kJob,  H::kMender,   kWhileItLives, kAgain, kMayWait, kFew},
     // Then a node that lives is asked again, while the commit has time.
-    PeerRow{kTake,           "job/take",             kJob,  H::kTaken,    5s,            kAgain, kFew},
-    PeerRow{kHash,           "job/hash",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMany},
+    PeerRow{kTake,           "job/take",             kJob,  H::kTaken,    5s,            kAgain, kMayWait, kFew},
+    PeerRow{kHash,           "job/hash",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMayWait, kMany},
     // Each time the files become images of other names; those that nobody was told of would stay.
-    PeerRow{kAdopt,          "job/adopt",            kJob,  H::kTaken,    kWhileItLives, kOnce,  kMany},
+    PeerRow{kAdopt,          "job/adopt",            kJob,  H::kTaken,    kWhileItLives, kOnce,  kMayWait, kMany},
     // While a mv waits.
-    PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kFew},
+    PeerRow{kHide,           "job/hide",             kJob,  H::kTaken,    1s,            kAgain, kMayWait, kFew},
     // Who does not hear of it asks.
-    PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kFew},
+    PeerRow{kUntake,         "job/untake",           kJob,  H::kTaken,    2s,            kAgain, kMayWait, kFew},
     // While a mv waits to hear why it is refused.
-    PeerRow{kRights,         "job/rights",           kJob,  H::kTaken,    1s,            kAgain, kFew},
-    PeerRow{kCommit,         "job/commit",           kJob,  H::kCommits,  2s,            kAgain, kFew},
+    PeerRow{kRights,         "job/rights",           kJob,  H::kTaken,    1s,            kAgain, kMayWait, kFew},
+    PeerRow{kCommit,         "job/commit",           kJob,  H::kCommits,  2s,            kAgain, kMayWait, kFew},
 };
 // clang-format on
 

@@ -13,10 +13,12 @@ Result<std::string> answer_peer(JobStore& store, PeerCalls& calls, const PeerRow
 
 void serve_peers(PeerServer& server, JobStore& store, PeerCalls& calls) {
   for (const PeerRow& row : kPeerTable)
-    server.handle(std::string(row.name),
-                  [&store, &calls, &row](std::string_view request, const std::string& from) {
-                    return answer_peer(store, calls, row, request, from);
-                  });
+    server.handle(
+        std::string(row.name),
+        [&store, &calls, &row](std::string_view request, const std::string& from) {
+          return answer_peer(store, calls, row, request, from);
+        },
+        row.pace == PeerPace::kAtOnce ? PeerServer::Pace::kAtOnce : PeerServer::Pace::kMayWait);
   server.handles_all();
 }
 

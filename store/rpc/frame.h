@@ -10,7 +10,7 @@
 
 namespace ptc {
 
-inline constexpr uint16_t kProtocolVersion = 3;
+inline constexpr uint16_t kProtocolVersion = 4;
 
 /// On the wire: never renumber.
 enum class FrameType : uint16_t {

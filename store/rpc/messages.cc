@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <utility>
 
 #include "store/base/bytes.h"
@@ -31,6 +32,8 @@ constexpr std::array<std::pair<Code, uint16_t>, 13> kCodes{{
     {Code::kInternal, 12},
     {Code::kInDoubt, 13},
 }};
+
+constexpr uint16_t kTooBusy = 14;
 
 Error malformed(std::string_view what) {
   return make_error(Code::kCorrupt, "a {} that cannot be read", what);
@@ -89,10 +92,18 @@ Result<Hello> decode_hello(std::string_view body) {
   return hello;
 }
 
+Error too_busy(std::string message) {
+  return Error(Code::kUnavailable, std::move(message), EUSERS);
+}
+
+bool is_too_busy(const Error& error) {
+  return error.code() == Code::kUnavailable && error.errno_value() == EUSERS;
+}
+
 std::string encode(const Error& error) {
   ByteWriter out;
   for (auto [code, number] : kCodes)
-    if (code == error.code()) out.number(number);
+    if (code == error.code()) out.number(is_too_busy(error) ? kTooBusy : number);
   out.text(std::string_view(error.message()).substr(0, kMaxErrorBytes));
   return out.take();
 }
@@ -102,6 +113,7 @@ std::optional<Error> decode_error(std::string_view body) {
   const uint16_t wire = in.number<uint16_t>();
   std::string message(in.text(kMaxErrorBytes));
   if (!in.done()) return std::nullopt;
+  if (wire == kTooBusy) return too_busy(std::move(message));
   Code of_wire = Code::kInternal;
   for (auto [code, number] : kCodes)
     if (number == wire) of_wire = code;

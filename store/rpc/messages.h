@@ -24,7 +24,12 @@ struct Hello {
 std::string encode(const Hello& hello);
 Result<Hello> decode_hello(std::string_view body);
 
-/// A code that the other side does not know becomes kInternal.
+/// Of a node that has not begun what was asked, as it is busy with as much as it may be:
+/// kUnavailable, and it can be asked again, whatever it is.
+Error too_busy(std::string message);
+bool is_too_busy(const Error& error);
+
+/// A code that the other side does not know becomes kInternal. too_busy() stays that.
 std::string encode(const Error& error);
 std::optional<Error> decode_error(std::string_view body);  // nothing: it cannot be read
 

@@ -61,9 +61,15 @@ struct PeerServer::Impl {
   std::list<Connection*> idle
       PTC_GUARDED_BY(mutex);  // of these the ones between two requests, longest first
   std::unordered_map<Connection*, std::list<Connection*>::iterator> idle_at PTC_GUARDED_BY(mutex);
-  std::map<std::string, std::shared_ptr<const Handler>> handlers PTC_GUARDED_BY(mutex);
+  struct Method {
+    Handler handler;
+    Pace pace;
+  };
+  using MethodRef = std::shared_ptr<const Method>;
+  std::map<std::string, MethodRef> methods PTC_GUARDED_BY(mutex);
   bool handles_all PTC_GUARDED_BY(mutex) = false;
-  SpareThreads calls{"ptcfs-call"};  // answers them
+  std::atomic<size_t> waiting{0};  // calls that may wait
+  SpareThreads calls{"ptcfs-call"}, calls_at_once{"ptcfs-answer", kThreadsAtOnce};
   SpareThreads readers{"ptcfs-read", kReadAtOnce};
 
   bool stopping() const { return stop.stop_requested(); }
@@ -81,7 +87,9 @@ struct PeerServer::Impl {
   Task<> serve_call(Connection& connection, FrameHeader header, const std::string& from_node);
   Task<std::string> run(Connection& connection, uint64_t request, const std::string& method,
                         std::string body, const std::string& from_node);
-  Result<std::shared_ptr<const Handler>> handler_of(const std::string& method) const;
+  Result<MethodRef> method_of(const std::string& name) const;
+  bool may_begin(Pace pace);
+  void has_answered(Pace pace);
 };
 
 asio::awaitable<void> PeerServer::Impl::accept_all() {
@@ -261,34 +269,53 @@ Task<> PeerServer::Impl::serve_call(Connection& connection, FrameHeader header,
   co_return co_await connection.send_data(header.request, answer.value());
 }
 
+bool PeerServer::Impl::may_begin(Pace pace) {
+  if (pace == Pace::kAtOnce) return true;
+  if (waiting++ < options.max_calls) return true;
+  --waiting;
+  return false;
+}
+
+void PeerServer::Impl::has_answered(Pace pace) {
+  if (pace == Pace::kMayWait) --waiting;
+}
+
 /// Runs the handler on another thread; meanwhile the peer hears that this node lives.
 Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request,
                                         const std::string& method, std::string body,
                                         const std::string& from_node) {
-  auto handler = handler_of(method);
-  if (!handler) co_return std::move(handler).error();
+  auto found = method_of(method);
+  if (!found) co_return std::move(found).error();
+  const MethodRef to_run = std::move(found).value();
+  if (!may_begin(to_run->pace))
+    co_return too_busy(
+        fmt::format("node {} is busy: it answers {} calls already", self.node, options.max_calls));
   std::optional<Result<std::string>> answer;  // written on this executor
   asio::steady_timer woken(co_await asio::this_coro::executor);
   std::function<void()> work = [&] {
     auto run_handler = [&]() -> Result<std::string> {
       try {
-        return (*handler.value())(body, from_node);
+        return to_run->handler(body, from_node);
       } catch (const std::exception& error) {
         spdlog::error("peers: {} of node {}: {}", method, from_node, error.what());
         return make_error(Code::kInternal, "{}", error.what());
       }
     };
     auto result = std::make_shared<Result<std::string>>(run_handler());
+    if (!*result && is_too_busy(result->error()))  // another node, perhaps; this one has begun
+      *result = Error(Code::kUnavailable, result->error().message());
+    has_answered(to_run->pace);
     asio::post(woken.get_executor(), [&answer, &woken, result] {
       answer = std::move(*result);
       woken.cancel();
     });
   };
   try {
-    calls.run(std::move(work));
+    (to_run->pace == Pace::kAtOnce ? calls_at_once : calls).run(std::move(work));
   } catch (const std::system_error& error) {
-    co_return make_error(Code::kUnavailable, "node {} has no thread for {}: {}", self.node,
-                         quoted(method), error.what());
+    has_answered(to_run->pace);
+    co_return too_busy(
+        fmt::format("node {} has no thread for {}: {}", self.node, quoted(method), error.what()));
   }
   for (bool listening = true; !answer;) {
     woken.expires_after(kPingEvery);
@@ -301,10 +328,9 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
   co_return *std::move(answer);
 }
 
-Result<std::shared_ptr<const PeerServer::Handler>> PeerServer::Impl::handler_of(
-    const std::string& method) const {
+Result<PeerServer::Impl::MethodRef> PeerServer::Impl::method_of(const std::string& method) const {
   MutexLock lock(mutex);
-  if (const auto found = handlers.find(method); found != handlers.end()) return found->second;
+  if (const auto found = methods.find(method); found != methods.end()) return found->second;
   if (!handles_all)
     return make_error(Code::kUnavailable, "node {} does not answer {} yet", self.node,
                       quoted(method));
@@ -368,9 +394,10 @@ PeerServer::~PeerServer() {
 uint16_t PeerServer::port() const { return impl_->port; }
 std::string PeerServer::address() const { return impl_->address; }
 
-void PeerServer::handle(std::string method, Handler handler) {
+void PeerServer::handle(std::string method, Handler handler, Pace pace) {
   MutexLock lock(impl_->mutex);
-  impl_->handlers[std::move(method)] = std::make_shared<const Handler>(std::move(handler));
+  impl_->methods[std::move(method)] =
+      std::make_shared<const Impl::Method>(Impl::Method{std::move(handler), pace});
 }
 
 void PeerServer::handles_all() {

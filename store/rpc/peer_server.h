@@ -28,18 +28,21 @@ struct PeerServerOptions {
   size_t max_connections =
       descriptors_for_peers();  // that were let in; for a further one an idle one is closed
   size_t max_strangers = 256;   // connections that are not let in yet, besides
+  size_t max_calls = 2048;      // of those that may wait: at a time, each with a thread
   std::chrono::milliseconds handshake{3'000};  // from the accept to a peer that is let in
   std::chrono::milliseconds silence{10'000};   // within a request, or of a peer that does not read
   std::chrono::milliseconds idle{300'000};     // between requests
 };
 
-/// Connections share a few threads; there is a further one for each call that is being answered.
-/// Nothing is kept for a peer but one chunk of a stream, while that lasts: one that does not read
-/// stops its own connection only, and is cut off after a while. Where as many were let in as may
-/// be, a further one takes the place of the one that has been idle for longest, and is closed at
-/// once where none is idle. One that speaks nonsense is logged with its address and cut off. Of
-/// more strangers than may be, the oldest is cut off of those addresses that have most of them;
-/// what is logged of strangers is limited in rate.
+/// Connections share a few threads. Calls that are answered at once share some others, for which
+/// they wait; each that may wait has one of its own while it is answered, up to a limit, beyond
+/// which it is told to come again (too_busy()): if it waited for a thread here, nodes that wait for
+/// each other might wait for ever. Nothing is kept for a peer but one chunk of a stream, while that
+/// lasts: one that does not read stops its own connection only, and is cut off after a while. Where
+/// as many were let in as may be, a further one takes the place of the one that has been idle for
+/// longest, and is closed at once where none is idle. One that speaks nonsense is logged with its
+/// address and cut off. Of more strangers than may be, the oldest is cut off of those addresses
+/// that have most of them; what is logged of strangers is limited in rate.
 class PeerServer {
  public:
   /// Answers a call of `from_node`: up to kMaxCallBytes, or an Error whose code and message travel.
@@ -57,9 +60,12 @@ class PeerServer {
   /// "127.0.0.1:7070", with the true port.
   std::string address() const;
 
+  /// kAtOnce: the handler waits for no other node, nor for what does, and does no long work.
+  enum class Pace { kAtOnce, kMayWait };
+  static constexpr size_t kThreadsAtOnce = 4;  // for all calls of that pace
   /// Threads: any, also while calls come in; those of a method that is not there yet get
   /// kUnavailable.
-  void handle(std::string method, Handler handler);
+  void handle(std::string method, Handler handler, Pace pace = Pace::kMayWait);
   /// There will be no further method: one that is not there gets kInvalidArgument from now on.
   void handles_all();
 

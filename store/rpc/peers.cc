@@ -266,9 +266,24 @@ void Peers::give_back(const std::string& node, std::unique_ptr<Connection> conne
     kept.push_back({std::move(connection), std::chrono::steady_clock::now() + kKeep});
 }
 
+/// A node that is too busy has not begun: it is asked again while there is time.
 Task<std::string> Peers::ask(const std::string& node, std::string_view method,
                              std::string_view body, Deadline deadline, std::stop_token stop,
                              Turn* turn) {
+  auto answer = co_await ask_once(node, method, body, deadline, stop, turn);
+  for (Pauses pauses; !answer && is_too_busy(answer.error());) {
+    const auto wait = pauses.next();
+    if (std::chrono::steady_clock::now() + wait >= deadline) break;
+    co_await pause(wait, stop);
+    if (stop.stop_requested()) co_return Error(Code::kCancelled, "cancelled");
+    answer = co_await ask_once(node, method, body, deadline, stop, turn);
+  }
+  co_return answer;
+}
+
+Task<std::string> Peers::ask_once(const std::string& node, std::string_view method,
+                                  std::string_view body, Deadline deadline, std::stop_token stop,
+                                  Turn* turn) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
     co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
                                body.size(), kMaxCallBytes);

@@ -43,9 +43,10 @@ class Peers {
   void set(const std::string& node, const std::string& address);
   void remove(const std::string& node);
 
-  /// Asks a node and waits for the answer. It is asked once at most: after kUnavailable of a
-  /// connection that broke in the middle (broken_off()) or is silent, whether it did what was asked
-  /// is not known, and the message says so.
+  /// Asks a node and waits for the answer. It does what is asked once at most: after kUnavailable
+  /// of a connection that broke in the middle (broken_off()) or is silent, whether it did so is not
+  /// known, and the message says so. One that is too busy to begin is asked again while there is
+  /// time.
   ///
   /// Cancellation: at once, kCancelled; the node goes on with what it does.
   /// Errors: what the handler said, as it said it; kUnavailable (no address, nobody listens, silent
@@ -113,6 +114,9 @@ class Peers {
   using Deadline = std::chrono::steady_clock::time_point;
   Task<std::string> ask(const std::string& node, std::string_view method, std::string_view body,
                         Deadline deadline, std::stop_token stop, Turn* turn = nullptr);
+  Task<std::string> ask_once(const std::string& node, std::string_view method,
+                             std::string_view body, Deadline deadline, std::stop_token stop,
+                             Turn* turn);
   Task<std::string> ask_in_turn(const Call& call, const Manner& manner,
                                 std::chrono::milliseconds timeout, std::stop_token stop,
                                 Turns& turns);

@@ -94,6 +94,8 @@ TEST(PeerTable, OnlyWhatMayBeDoneTwiceIsAskedAgainAndOnlyWhereTheConnectionBroke
       EXPECT_EQ(refuses.times.size(), 1u);
     }
   }
+  Asked busy{{}, [](size_t) -> Result<std::string> { return too_busy("later"); }};
+  EXPECT_FALSE(is_too_busy(busy.by(PeerMethod::kFile).error())) << "who passes it on has begun";
   std::stop_source stopped;
   stopped.request_stop();
   Asked breaks{{}, [](size_t) -> Result<std::string> { return broken_off("it broke"); }};

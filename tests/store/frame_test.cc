@@ -82,6 +82,8 @@ TEST(Messages, EveryCodeOfAnErrorTravels) {
     EXPECT_EQ(again->code(), error.code());
     EXPECT_EQ(again->message(), "why");
   }
+  EXPECT_TRUE(is_too_busy(*decode_error(encode(too_busy("later")))));
+  EXPECT_FALSE(is_too_busy(*decode_error(encode(Error(Code::kUnavailable, "why")))));
   std::string unknown = encode(Error(Code::kBusy, "x"));
   unknown[0] = 99;
   EXPECT_EQ(decode_error(unknown)->code(), Code::kInternal);

@@ -3,7 +3,12 @@
 
 #include <sys/resource.h>
 
+#include <atomic>
+#include <chrono>
 #include <future>
+#include <mutex>
+#include <set>
+#include <thread>
 
 #include "tcp_world.h"
 
@@ -29,9 +34,85 @@ class ServedByMany : public ::testing::Test {
     world_.peers().set("n1", world_.server(1)->address());
     return *world_.server(1);
   }
+  std::vector<Result<std::string>> ask_many(size_t count, std::string_view method,
+                                            std::chrono::milliseconds timeout = 60s) {
+    const std::vector<Peers::Call> calls(count, {"n1", method, ""});
+    return world_.peers().call_all(calls, {.at_once = SIZE_MAX}, timeout);
+  }
 
   TcpWorld world_{2};
 };
+
+/// Threads that have answered.
+struct Threads {
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  void note() {
+    std::lock_guard lock(mutex);
+    seen.insert(std::this_thread::get_id());
+  }
+};
+
+TEST_F(ServedByMany, WhatIsAnsweredAtOnceTakesFewThreads) {
+  Threads threads;
+  start([](auto&) {})
+      .handle(
+          "short",
+          [&](std::string_view, const std::string&) {
+            threads.note();
+            std::this_thread::sleep_for(1ms);
+            return Result<std::string>("done");
+          },
+          PeerServer::Pace::kAtOnce);
+  for (const auto& answer : ask_many(1000, "short")) EXPECT_EQ(answer.value(), "done");
+  EXPECT_LE(threads.seen.size(), PeerServer::kThreadsAtOnce);
+}
+
+TEST_F(ServedByMany, WhatMayWaitDelaysNothingThatIsAnsweredAtOnce) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::atomic<size_t> inside{0};
+  PeerServer& server = start([](auto&) {});
+  server.handle("long", [&, ended](std::string_view, const std::string&) {
+    ++inside;
+    ended.wait();
+    return Result<std::string>("done");
+  });
+  server.handle(
+      "short", [](std::string_view, const std::string&) { return Result<std::string>("done"); },
+      PeerServer::Pace::kAtOnce);
+  auto waiting = std::async(std::launch::async, [&] { return ask_many(100, "long"); });
+  while (inside < 100) std::this_thread::sleep_for(1ms);
+  for (const auto& answer : ask_many(100, "short")) EXPECT_EQ(answer.value(), "done");
+  end.set_value();
+  for (const auto& answer : waiting.get()) EXPECT_EQ(answer.value(), "done");
+}
+
+TEST_F(ServedByMany, WhoIsTooBusySaysSoAndIsAskedAgainWhileThereIsTime) {
+  constexpr size_t kMost = 8;
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::atomic<size_t> inside{0}, begun{0};
+  std::atomic<bool> too_many{false};
+  start([](auto& options) {
+    options.max_calls = kMost;
+  }).handle("long", [&, ended](std::string_view, const std::string&) {
+    ++begun;
+    if (++inside > kMost) too_many = true;
+    ended.wait();
+    --inside;
+    return Result<std::string>("done");
+  });
+  auto waiting = std::async(std::launch::async, [&] { return ask_many(4 * kMost, "long"); });
+  while (inside < kMost) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(has_error(world_.peers().call("n1", "long", "", 300ms), Code::kUnavailable,
+                        "it answers 8 calls already"));
+  EXPECT_EQ(begun, kMost);
+  end.set_value();
+  for (const auto& answer : waiting.get()) EXPECT_EQ(answer.value(), "done");
+  EXPECT_EQ(begun, 4 * kMost) << "each once";
+  EXPECT_FALSE(too_many);
+}
 
 TEST_F(ServedByMany, WhoComesWithManyOthersIsLetInInTheEnd) {
   constexpr size_t kNodes = 400;
