@@ -33,6 +33,7 @@ enum class PeerMethod : uint8_t {
   kChanged,
   kSpace,
   kNumbers,
+  kWithout,
   kDataSetChanged,
   kHolds,
   kUses,
@@ -122,6 +123,8 @@ inline constexpr std::array kAll{
     PeerRow{kChanged,        "job/changed",          kNode, H::kFollower, 2s,            kAgain, kMayWait, kFew},
     PeerRow{kSpace,          "store/space",          kNode, H::kStore,    5s,            kAgain, kAtOnce,  kFew},
     PeerRow{kNumbers,        "store/numbers",        kNode, H::kStore,    2s,            kAgain, kAtOnce,  kFew},
+    // What was heard so far: who asks does so again in a moment.
+    PeerRow{kWithout,        "job/without",          kNode, H::kRemoved,  2s,            kAgain, kAtOnce,  kFew},
     PeerRow{kDataSetChanged, "job/data_set_changed", kJob,  H::kListener, 2s,            kAgain, kMayWait, kFew},
     PeerRow{kHolds,          "job/holds",            kJob,  H::kStore,    10s,           kAgain, kMayWait, kFew},
     PeerRow{kUses,           "job/uses",             kJob,  H::kRemoved,  5s,            kAgain, kMayWait, kFew},

@@ -4,6 +4,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
+#include <functional>
 #include <utility>
 
 #include "reshard/checkpoint/checkpoint.h"
@@ -14,16 +15,25 @@
 namespace ptc {
 namespace {
 
-constexpr std::chrono::seconds kAgain(1);  // where somebody reads, or does not answer
+constexpr std::chrono::seconds kAgain(1);        // where somebody reads, or does not answer
+constexpr std::chrono::milliseconds kSoon(200);  // those that one node asks have answered
 constexpr std::chrono::seconds kGone(60);  // a node that may come back with its files still open
+constexpr size_t kFew = 8;                 // nodes, each of which asks the others
+
+std::string survey_request(const WhichJob& job, const std::string& id) {
+  return request_about(job, json::serialize(json::object{{"id", id}}));
+}
 
 }  // namespace
 
-Result<std::string> ask_whether_open(Cluster& cluster, const std::string& node, const WhichJob& job,
-                                     const std::string& id, std::stop_token stop) {
-  return cluster.ask(node, PeerMethod::kUses,
-                     request_about(job, json::serialize(json::object{{"id", id}})),
-                     std::move(stop));
+std::vector<Result<std::string>> ask_whether_open(Cluster& cluster,
+                                                  const std::vector<std::string>& nodes,
+                                                  const WhichJob& job, const std::string& id,
+                                                  std::stop_token stop) {
+  const std::string request = survey_request(job, id);
+  std::vector<Cluster::Question> questions;
+  for (const std::string& node : nodes) questions.push_back({node, request});
+  return cluster.ask_all(PeerMethod::kUses, questions, std::move(stop));
 }
 
 Result<std::string> checkpoint_asked_of(std::string_view request) {
@@ -40,7 +50,7 @@ RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster, StepPool& pool) : clust
 void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
                               std::vector<ImageRef> images) {
   if (images.empty()) return;
-  Kept kept{job, id, std::move(images), {}};
+  Kept kept{.job = job, .id = id, .images = std::move(images), .asked = {}};
   for (const std::string& node : cluster_.alive())
     if (node != cluster_.self()) kept.asked.emplace(node, Clock::now());
   if (kept.asked.empty()) return;
@@ -101,17 +111,101 @@ void RemovedCheckpoints::look_for_copies() {
   }
 }
 
+RemovedCheckpoints::Answers RemovedCheckpoints::ask_each(const std::vector<std::string>& nodes,
+                                                         const WhichJob& job, const std::string& id,
+                                                         const std::stop_token& stop) {
+  std::vector<Result<std::string>> said = ask_whether_open(cluster_, nodes, job, id, stop);
+  Answers answers;
+  for (size_t i = 0; i < nodes.size(); ++i) answers.emplace_back(nodes[i], std::move(said[i]));
+  return answers;
+}
+
 void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
+  kept.pause = std::clamp<Clock::duration>(2 * kept.pause, kSoon, kAgain);
+  kept.next = Clock::now() + kept.pause;
+  if (kept.asked.size() > kFew && hear_who_asks_all(kept, stop) && kept.asked.size() > kFew) return;
+  std::vector<std::string> nodes;
+  for (const auto& [node, when] : kept.asked) nodes.push_back(node);
   const std::vector<std::string> alive = cluster_.alive();
-  for (auto node = kept.asked.begin(); node != kept.asked.end() && !stop.stop_requested();) {
-    Result<std::string> answer = ask_whether_open(cluster_, node->first, kept.job, kept.id, stop);
-    const bool there =
-        answer.has_value() || std::find(alive.begin(), alive.end(), node->first) != alive.end();
-    if (there) node->second = Clock::now();
+  for (const auto& [node, answer] : ask_each(nodes, kept.job, kept.id, stop)) {
+    if (stop.stop_requested()) return;
+    const auto asked = kept.asked.find(node);
+    if (answer.has_value() || is_among(alive, node)) asked->second = Clock::now();
     const bool done =
-        answer.has_value() ? answer.value() == "no" : Clock::now() - node->second > kGone;
-    node = done ? kept.asked.erase(node) : std::next(node);
+        answer.has_value() ? answer.value() == "no" : Clock::now() - asked->second > kGone;
+    if (done) kept.asked.erase(asked);
   }
+}
+
+/// false: that one is away.
+bool RemovedCheckpoints::hear_who_asks_all(Kept& kept, const std::stop_token& stop) {
+  const std::vector<std::string> alive = cluster_.alive();
+  if (alive.empty()) return false;
+  // The same on each node that sees the same others, and another for the next checkpoint.
+  const std::string& who = alive[std::hash<std::string>{}(kept.id) % alive.size()];
+  if (who == cluster_.self()) {
+    if (const auto without = surveyed(kept.job, kept.id))
+      for (const std::string& node : *without) kept.asked.erase(node);
+    return true;
+  }
+  const Result<std::string> answer =
+      cluster_.ask(who, PeerMethod::kWithout, survey_request(kept.job, kept.id), stop);
+  if (answer.has_error()) return false;
+  if (answer.value().empty()) return true;
+  const Result<json::value> without = parse_json(answer.value());
+  if (without.has_error() || !without.value().is_array()) return false;
+  for (const json::value& node : without.value().get_array())
+    if (node.is_string()) kept.asked.erase(std::string(node.get_string()));
+  return true;
+}
+
+/// nullopt: they are being asked for the first time.
+std::optional<std::set<std::string>> RemovedCheckpoints::surveyed(const WhichJob& job,
+                                                                  const std::string& id) {
+  MutexLock lock(mutex_);
+  const auto [known, is_new] = surveys_.try_emplace(id);
+  Survey& survey = known->second;
+  survey.job = job;
+  survey.wanted = Clock::now();
+  if (!survey.ended) loop_.wake();
+  if (!survey.begun) return std::nullopt;
+  return survey.without;
+}
+
+Result<std::string> RemovedCheckpoints::answer_without(std::string_view request) {
+  PTC_TRY(auto about, JobRequest::parse(request));
+  PTC_TRY(auto id, checkpoint_asked_of(about.body));
+  const auto without = surveyed(about.job, id);
+  if (!without) return std::string();
+  return json::serialize(json::array(without->begin(), without->end()));
+}
+
+/// false: there is none.
+bool RemovedCheckpoints::survey(const std::stop_token& stop) {
+  std::map<std::string, Survey> wanted;
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(surveys_,
+                  [](const auto& one) { return Clock::now() - one.second.wanted > kGone; });
+    wanted = surveys_;
+  }
+  std::vector<std::string> others = cluster_.alive();
+  std::erase(others, cluster_.self());
+  for (auto& [id, one] : wanted) {
+    std::vector<std::string> left;
+    std::set_difference(others.begin(), others.end(), one.without.begin(), one.without.end(),
+                        std::back_inserter(left));
+    for (auto& [node, answer] : ask_each(left, one.job, id, stop))
+      if (answer.has_value() && answer.value() == "no") one.without.insert(std::move(node));
+    if (stop.stop_requested()) return false;
+    MutexLock lock(mutex_);
+    Survey& known = surveys_[id];
+    known.begun = true;
+    known.ended = std::all_of(left.begin(), left.end(),
+                              [&](const std::string& node) { return one.without.contains(node); });
+    known.without = std::move(one.without);
+  }
+  return !wanted.empty();
 }
 
 std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_token& stop) {
@@ -123,10 +217,13 @@ std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_tok
     changed = std::exchange(nodes_changed_, false);
   }
   if (changed) look_for_copies();
-  for (Kept& one : kept_) ask(one, stop);
+  const bool surveys = survey(stop);
+  for (Kept& one : kept_)
+    if (one.next <= Clock::now()) ask(one, stop);
   std::erase_if(kept_, [](const Kept& one) { return one.asked.empty(); });
-  if (kept_.empty()) return std::nullopt;
-  return Clock::now() + kAgain;
+  StepPool::Time next = Clock::now() + kGone;  // then surveys are forgotten
+  for (const Kept& one : kept_) next = std::min(next, one.next);
+  return surveys || !kept_.empty() ? std::optional(next) : std::nullopt;
 }
 
 }  // namespace ptc

@@ -402,10 +402,9 @@ void Resharder::remove_superfluous(const std::vector<std::pair<std::string, std:
 }
 
 bool Resharder::is_used_elsewhere(const std::string& id, const std::stop_token& stop) {
-  const std::vector<std::string> others = uses_.peers.others();
-  return std::any_of(others.begin(), others.end(), [&](const std::string& node) {
-    Result<std::string> answer =
-        ask_whether_open(*uses_.place.services.cluster, node, uses_.place.which(), id, stop);
+  const auto answers = ask_whether_open(*uses_.place.services.cluster, uses_.peers.others(),
+                                        uses_.place.which(), id, stop);
+  return std::any_of(answers.begin(), answers.end(), [](const Result<std::string>& answer) {
     return answer.has_error() || answer.value() == "yes";
   });
 }

@@ -367,6 +367,7 @@ Result<std::string> JobStore::answer(PeerMethod method, std::string_view request
     PTC_TRY(impl_->follower->take_over());
     return std::string();
   }
+  if (method == PeerMethod::kWithout) return impl_->removed->answer_without(request);
   if (method == PeerMethod::kNumbers) return impl_->numbers_text(*this);
   if (method == PeerMethod::kSpace) {
     PTC_TRY(auto space, impl_->images->space());

@@ -352,7 +352,8 @@ Result<> StoreMembership::forget_replaced() {
 /// Stores that began together do not read all at the same time.
 std::chrono::steady_clock::duration StoreMembership::whole_after() const {
   constexpr std::chrono::seconds kLeast{600}, kMore{300};
-  return kLeast + std::hash<std::string>{}(identity_.store) % kMore.count() * std::chrono::seconds(1);
+  return kLeast +
+         std::hash<std::string>{}(identity_.store) % kMore.count() * std::chrono::seconds(1);
 }
 
 /// That something has gone of which nobody said so, the number of keys tells; that the agreement
@@ -487,6 +488,19 @@ int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
   return until;
 }
 
+/// Where there are many nodes, and with each commit a checkpoint goes, each would say so each time.
+/// Until then there is a tombstone more for each 64 nodes.
+bool StoreMembership::is_worth_saying(const Tombstones& removed, int64_t carried_out) const {
+  constexpr size_t kNodes = 64;
+  size_t checkpoints = 0;
+  for (const MetaEntry& entry : removed.entries) {
+    if (entry.revision <= own_.done || entry.revision > carried_out) continue;
+    if (is_removed_job_key(entry.key)) return true;
+    ++checkpoints;
+  }
+  return checkpoints > cluster_.alive().size() / kNodes;
+}
+
 void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEntry>& drained,
                                  bool removed) {
   if (agreed.whole) facts_.take(kJobKeys, agreed.jobs);
@@ -512,7 +526,7 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   if (!write_facts()) return;
   all_removals_ = true;
   const int64_t carried_out = removed ? carried_out_of(agreed) : own_.done;
-  if (carried_out > own_.done && check_member(cluster_).has_value()) {
+  if (is_worth_saying(agreed.removed, carried_out) && check_member(cluster_).has_value()) {
     MetaTransaction transaction;
     const std::string key = store_key(identity_.store);
     RegisteredStore next = own_;

@@ -67,7 +67,7 @@ class Scale {
   /// A tenth of all, of whose files there are copies elsewhere: the last such.
   std::vector<unsigned> choose_lost();
   void edit(const std::string& text);
-  void write();
+  void write(const std::string& checkpoint);
 
   const ScaleOptions options_;
   SimCluster cluster_;
@@ -196,7 +196,7 @@ void Scale::edit(const std::string& text) {
 }
 
 /// Of each rank on the node of its number.
-void Scale::write() {
+void Scale::write(const std::string& checkpoint) {
   const std::filesystem::path scratch = options_.directory / "written";
   LayoutSpec spec;
   cluster_.on(0, [&](JobStore& store) {
@@ -206,7 +206,7 @@ void Scale::write() {
   for (unsigned i = 0; i < spec.sizes.world_size(); ++i)
     cluster_.on(i % cluster_.size(), [&](JobStore& store) {
       const std::filesystem::path incoming =
-          std::filesystem::path(store.find("job")->files_dir()) / "incoming" / "base";
+          std::filesystem::path(store.find("job")->files_dir()) / "incoming" / checkpoint;
       const std::string rank = "rank/" + std::to_string(i);
       std::filesystem::create_directories(incoming / rank);
       std::filesystem::copy(scratch / rank, incoming / rank,
@@ -245,34 +245,37 @@ bool Scale::run() {
     });
   };
   const std::string layout = fmt::format(R"({{"tp": 2, "pp": 2, "dp": {}, "replicas": 1)", n / 4),
-                    first = layout + "}", second = layout + R"(, "keep": 3})";
+                    first = layout + "}", second = layout + R"(, "keep": 3})",
+                    third = fmt::format(R"({{"tp": 4, "pp": 1, "dp": {}, "replicas": 1}})", n / 4);
   measure(
       "an edit of an empty job", kEdit, [&] { edit(first); }, [&] { return in_force(first); });
-  write();
+  const auto commit = [&](const std::string& name) {
+    cluster_.on(0, [&](JobStore& store) { done_ = store.find("job")->commit(name, name); });
+  };
+  const auto has = [&](const std::string& name, bool wanted) {
+    return all([&](JobStore& store) {
+      return (store.find("job")->find_checkpoint(name) != nullptr) == wanted;
+    });
+  };
+  write("base");
   measure(
-      "a commit from all", kToEnd,
-      [&] {
-        cluster_.on(0, [&](JobStore& store) { done_ = store.find("job")->commit("base", "base"); });
-      },
-      [&] {
-        return all(
-            [](JobStore& store) { return store.find("job")->find_checkpoint("base") != nullptr; });
-      });
+      "a commit from all", kToEnd, [&] { commit("base"); }, [&] { return has("base", true); });
   measure(
       "an edit without bytes", kEdit, [&] { edit(second); }, [&] { return in_force(second); });
   std::vector<unsigned> lost;
   if (runs_) lost = choose_lost();
+  const auto settled_with_copies = [&] {
+    return all([this](JobStore& store) {
+      lacking_ = what_lacks(store);
+      return lacking_.empty();
+    });
+  };
   measure(
       "a loss of 10 %", kToEnd,
       [&] {
         for (const unsigned i : lost) cluster_.kill(i, true);
       },
-      [&] {
-        return all([this](JobStore& store) {
-          lacking_ = what_lacks(store);
-          return lacking_.empty();
-        });
-      });
+      settled_with_copies);
   measure(
       "they come back", kJoin,
       [&] {
@@ -294,6 +297,33 @@ bool Scale::run() {
         }
       },
       [&] { return all_see_all(); });
+  measure(
+      "an edit that moves all", kToEnd, [&] { edit(third); },
+      [&] { return in_force(third) && settled_with_copies(); });
+  measure(
+      "a node is drained", kToEnd,
+      [&] {
+        const std::string last = SimCluster::name(n - 1);
+        cluster_.on(0, [&](JobStore& store) { done_ = store.drain(last); });
+      },
+      settled_with_copies);
+  write("newer");
+  commit("newer");
+  while (runs_ && done_.has_value() && !has("newer", true)) sleep(20ms);
+  sleep(kCalm);
+  measure(
+      "a checkpoint is removed", kToEnd,
+      [&] {
+        cluster_.on(0,
+                    [&](JobStore& store) { done_ = store.find("job")->remove_checkpoint("base"); });
+      },
+      [&] { return has("base", false); });
+  measure(
+      "the job is removed", kToEnd,
+      [&] {
+        cluster_.on(0, [&](JobStore& store) { done_ = store.remove_job("job", /*force=*/true); });
+      },
+      [&] { return all([](JobStore& store) { return store.find("job") == nullptr; }); });
   measure(
       "nothing", kToEnd, [] {}, [] { return true; });
   return ok_;

@@ -34,6 +34,8 @@ std::string request_of(PeerMethod method) {
       return R"({"id": "4567"})";
     case PeerMethod::kRights:
       return R"({"id": "4567", "incoming": "base"})";
+    case PeerMethod::kWithout:
+      return request_about({"job", "0123"}, R"({"id": "0123"})");
     case PeerMethod::kUses:
     case PeerMethod::kRefresh:
       return R"({"id": "0123"})";
@@ -61,7 +63,8 @@ std::vector<std::string> answers_to_all(const AskPeer& ask, const WhichJob& job)
       const Result<std::string> answer = ask(row, request);
       if (answer.has_error()) return std::string(code_name(answer.error().code()));
       // What is free, and what was sent, changes.
-      return row.handler == PeerHandler::kStore ? "answered" : fmt::format("'{}'", answer.value());
+      const bool changes = row.handler == PeerHandler::kStore || row.method == PeerMethod::kWithout;
+      return changes ? "answered" : fmt::format("'{}'", answer.value());
     };
     std::string line = fmt::format("{}: {}", row.name, once());
     if (row.is_idempotent())
@@ -77,6 +80,7 @@ std::vector<std::string> expected_answers(bool is_there) {
       "job/changed: ''",
       "store/space: answered",
       "store/numbers: answered",
+      "job/without: answered",
       "job/data_set_changed: ''",
       "job/holds: answered",
       "job/uses: 'no'",
@@ -96,7 +100,7 @@ std::vector<std::string> expected_answers(bool is_there) {
       "job/rights: not found",
       "job/commit: 'given up'",
   };
-  constexpr size_t kOfNode = 3;
+  constexpr size_t kOfNode = 4;
   if (!is_there)
     for (size_t i = kOfNode; i < lines.size(); ++i)
       if (lines[i] != "job/uses: 'no'")  // what is open outlives its job
