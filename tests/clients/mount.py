@@ -196,6 +196,13 @@ class Mount:
                 found[read_text(f"/proc/{self.process.pid}/task/{thread}/comm").strip()] += 1
         return found
 
+    def own_bytes(self):
+        """Memory of the daemon itself: no images, and not what is kept for those to come."""
+        anonymous = next(line for line in read_text(f"/proc/{self.process.pid}/status").splitlines() if line.startswith("RssAnon:"))
+        kept = next(line for line in read_text(self.path + "/.ptc/metrics").splitlines()
+                    if line.startswith("ptcfs_store_reserve_bytes "))
+        return (int(anonymous.split()[1]) << 10) - int(kept.split()[1])
+
     def wake_ups(self, seconds):
         """How often any of its threads begins to wait meanwhile, but for those that end."""
         def all_of_them():

@@ -15,7 +15,7 @@ from cases import BigLlama, MIB, TestCase, layout_name, read, tree
 class Idle(TestCase):
     """Nobody uses it any more."""
     NODES, LEASE = 4, 5
-    THREADS = 16
+    THREADS, OWN_BYTES = 16, 64 << 20
 
     def test_a_node_costs_little(self):
         self.commit(0, BigLlama(1), tp=2, pp=2)
@@ -24,6 +24,7 @@ class Idle(TestCase):
         for node in self.nodes.nodes:
             cluster.until(lambda node=node: sum(node.threads().values()) <= self.THREADS, f"{node.name} has few threads", 120)
             self.assertLess(node.wake_ups(10), 90, node.threads())  # its lease is prolonged, and etcd's watch looked after; 165 if more is polled
+            self.assertLessEqual(node.own_bytes(), self.OWN_BYTES, node.name)
 
 
 class Names(unittest.TestCase):
