@@ -74,17 +74,21 @@ std::string Shuffle::name() const {
   return kind == ShuffleKind::kNone ? "none" : "global";
 }
 
+std::optional<uint64_t> samples_after(std::string_view word, std::string_view text, uint64_t most) {
+  if (!text.starts_with(word)) return std::nullopt;
+  const std::string_view digits = text.substr(word.size());
+  uint64_t samples = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), samples);
+  const bool right = error == std::errc() && end == digits.data() + digits.size() &&
+                     digits[0] != '0' && samples <= most;
+  return right ? samples : 0;
+}
+
 Result<Shuffle> Shuffle::parse(std::string_view text) {
   if (text == "global") return Shuffle{};
   if (text == "none") return Shuffle{.kind = ShuffleKind::kNone};
-  if (text.starts_with("block:")) {
-    const std::string_view digits = text.substr(6);
-    uint64_t block = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), block);
-    if (error == std::errc() && end == digits.data() + digits.size() && digits[0] != '0' &&
-        block <= kMaxBlock) {
-      return Shuffle{.kind = ShuffleKind::kBlock, .block = block};
-    }
+  if (const auto block = samples_after("block:", text, kMaxBlock)) {
+    if (*block > 0) return Shuffle{.kind = ShuffleKind::kBlock, .block = *block};
     return invalid_argument("the block of {} must be a whole number of samples from 1 to {}",
                             quoted(text), kMaxBlock);
   }

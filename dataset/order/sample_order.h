@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,10 @@ inline constexpr std::string_view kOrderVersion = "feistel8-1";
 
 inline constexpr uint64_t kMaxSamples = uint64_t{1} << 62;
 inline constexpr uint64_t kMaxBlock = uint64_t{1} << 32;
+
+/// The samples of a word like "block:4096". nullopt: `text` does not begin with `word`; 0: what
+/// follows is no number from 1 to `most`, in decimal digits without a leading zero.
+std::optional<uint64_t> samples_after(std::string_view word, std::string_view text, uint64_t most);
 
 enum class ShuffleKind { kGlobal, kBlock, kNone };
 

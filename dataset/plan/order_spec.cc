@@ -1,7 +1,6 @@
 #include "dataset/plan/order_spec.h"
 
 #include <algorithm>
-#include <charconv>
 #include <vector>
 
 #include "store/base/json_settings.h"
@@ -95,14 +94,8 @@ std::string Assign::name() const {
 Result<Assign> Assign::parse(std::string_view text) {
   if (text == "contig") return Assign{};
   if (text == "stride") return Assign{.kind = Kind::kStride};
-  if (text.starts_with("micro:")) {
-    const std::string_view digits = text.substr(6);
-    uint64_t micro = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), micro);
-    if (error == std::errc() && end == digits.data() + digits.size() && digits[0] != '0' &&
-        micro <= kMaxBatch) {
-      return Assign{.kind = Kind::kMicro, .micro = micro};
-    }
+  if (const auto micro = samples_after("micro:", text, kMaxBatch)) {
+    if (*micro > 0) return Assign{.kind = Kind::kMicro, .micro = *micro};
     return invalid_argument("{}: the micro-batch must be a whole number of samples from 1 to {}",
                             quoted(text), kMaxBatch);
   }
