@@ -9,7 +9,7 @@
 #include "etcd_server.h"
 #include "event_log.h"
 #include "expect_error.h"
-#include "relay.h"
+#include "http_relay.h"
 
 namespace ptc {
 namespace {

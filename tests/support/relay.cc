@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,42 +24,7 @@ void reset(int socket) {
   ::syscall(SYS_connect, socket, &nobody, sizeof nobody);
 }
 
-}  // namespace
-
-Relay::Relay(std::string target, Plans plans)
-    : target_(PeerAddress::parse(target).value()),
-      plans_(std::move(plans)),
-      listener_(listen_on({"127.0.0.1", "0"}).value()),
-      acceptor_([this] { accept_all(); }) {}
-
-Relay::~Relay() {
-  stop_.request_stop();
-  acceptor_.join();
-  for (Pair& pair : pairs_) {
-    pair.out.join();
-    pair.back.join();
-  }
-}
-
-void Relay::accept_all() {
-  while (!stop_.stop_requested()) {
-    if (!comes(listener_.fd.get(), POLLIN, Deadline::max(), stop_.get_token())) continue;
-    UniqueFd client(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!client.valid()) continue;
-    auto target = connect_here(target_, stop_.get_token());
-    if (!target) continue;
-    Pair& pair = pairs_.emplace_back();
-    pair.client = std::move(client);
-    pair.target = std::move(target).value();
-    const Plan plan = plans_(count_++);
-    pair.out = std::thread([this, &pair] { pump(pair.client.get(), pair.target.get(), Plan{}); });
-    pair.back =
-        std::thread([this, &pair, plan] { pump(pair.target.get(), pair.client.get(), plan); });
-  }
-}
-
-void Relay::pump(int from, int to, Plan plan) {
-  const std::stop_token stop = stop_.get_token();
+void pump(int from, int to, const Relay::Plan& plan, const std::stop_token& stop) {
   uint64_t passed = 0;
   std::vector<char> buffer(std::max(plan.piece_bytes, kTwoWords));
   for (;;) {
@@ -88,15 +54,27 @@ void Relay::pump(int from, int to, Plan plan) {
       std::swap(buffer[0], buffer[2]);
       std::swap(buffer[1], buffer[3]);
     }
-    for (size_t sent = 0; sent < bytes;) {
-      if (!comes(to, POLLOUT, Deadline::max(), stop)) return;
-      const ssize_t moved = ::send(to, buffer.data() + sent, bytes - sent, MSG_NOSIGNAL);
-      if (moved < 0 && errno != EAGAIN) return reset(from);
-      if (moved > 0) sent += static_cast<size_t>(moved);
+    if (!send_all(to, {buffer.data(), bytes}, stop)) {
+      if (!stop.stop_requested()) reset(from);
+      return;
     }
     passed += bytes;
   }
   ::shutdown(to, SHUT_WR);
 }
+
+void pass_on(const RelayBase::Connection& connection, const Relay::Plan& plan) {
+  std::thread out(
+      [&] { pump(connection.client, connection.target, Relay::Plan{}, connection.stop); });
+  pump(connection.target, connection.client, plan, connection.stop);
+  out.join();
+}
+
+}  // namespace
+
+Relay::Relay(const std::string& target, Plans plans)
+    : base_(target, [plans = std::move(plans)](const RelayBase::Connection& connection) {
+        pass_on(connection, plans(connection.number));
+      }) {}
 
 }  // namespace ptc

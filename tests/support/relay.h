@@ -1,16 +1,12 @@
 // A bad network in user space: passes TCP connections on, and cuts, stalls, delays or damages them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <list>
-#include <stop_token>
 #include <string>
-#include <thread>
 
-#include "store/net/address.h"
+#include "tests/support/relay_base.h"
 
 namespace ptc {
 
@@ -25,30 +21,16 @@ class Relay {
     std::chrono::milliseconds delay{0};  // before each piece
     size_t piece_bytes = 64 << 10;
   };
-  /// Of connection number 0, 1 …
+  /// Of connection number 0, 1 …; on a thread of its own.
   using Plans = std::function<Plan(int connection)>;
 
-  Relay(std::string target, Plans plans);
-  ~Relay();
+  Relay(const std::string& target, Plans plans);
 
-  const std::string& address() const { return listener_.address; }
-  int connections() const { return count_; }
+  const std::string& address() const { return base_.address(); }
+  int connections() const { return base_.connections(); }
 
  private:
-  struct Pair {
-    UniqueFd client, target;
-    std::thread out, back;
-  };
-  void accept_all();
-  void pump(int from, int to, Plan plan);
-
-  const PeerAddress target_;
-  const Plans plans_;
-  Listener listener_;
-  std::stop_source stop_;
-  std::atomic<int> count_{0};
-  std::list<Pair> pairs_;  // the acceptor's
-  std::thread acceptor_;
+  RelayBase base_;
 };
 
 }  // namespace ptc

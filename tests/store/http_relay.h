@@ -6,9 +6,8 @@
 #include <list>
 #include <mutex>
 #include <string>
-#include <thread>
 
-#include "store/base/file.h"
+#include "tests/support/relay_base.h"
 
 namespace ptc {
 
@@ -28,7 +27,6 @@ class HttpRelay {
 
   /// `target`: "http://127.0.0.1:2379".
   explicit HttpRelay(const std::string& target);
-  ~HttpRelay();
 
   std::string url() const;
   void decide(Decide decide);
@@ -37,22 +35,15 @@ class HttpRelay {
   void deliver_late();
 
  private:
-  void accept_all();
-  void serve(UniqueFd client);
+  void serve(const RelayBase::Connection& connection);
   /// Passes on what can be read now; false: the connection is over.
-  bool pass_request(int client, int server, std::string& pending, Fate& fate);
-  UniqueFd connect() const;
+  bool pass_request(const RelayBase::Connection& connection, std::string& pending, Fate& fate);
 
-  int target_port_;
-  int port_ = 0;
-  UniqueFd listener_;
-  std::atomic<bool> stopping_ = false;
   std::atomic<bool> cut_ = false;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all below, but the last
   Decide decide_;
   std::list<std::string> late_;
-  std::list<std::thread> threads_;
-  std::thread accepting_;
+  RelayBase base_;
 };
 
 }  // namespace ptc
