@@ -1,4 +1,4 @@
-// Names of the files of DeepSpeed's checkpoints (intake/deepspeed_tree.h).
+// Names of the files of DeepSpeed's checkpoints (intake/deepspeed_tree.cc).
 #pragma once
 
 #include <cstdint>

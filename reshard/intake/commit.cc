@@ -10,16 +10,12 @@
 #include <unordered_map>
 
 #include "reshard/checkpoint/file_format.h"
-#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
-#include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_tree.h"
-#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
-#include "reshard/intake/megatron_tree.h"
 #include "reshard/intake/rank_views.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
@@ -179,16 +175,13 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       }
       ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
       if (file.spread()) ranks.back().tensors.back().said = file.said[i];
-      ranks.back().tensors.back().by_stage = file.megatron.has_value() || file.of_megatron_stage;
+      ranks.back().tensors.back().by_stage = file.by_stage;
       origin.back().push_back({{&file, i}});
     }
-    if (file.of_megatron_stage && spec.sizes.ep > 1) {
-      PTC_TRY(const auto absent, megatron_buckets_absent({file.header, file.version.bytes}));
-      for (const TensorEntry& tensor : absent) {
-        ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
-        ranks.back().tensors.back().by_stage = true;
-        origin.back().emplace_back();
-      }
+    for (const TensorEntry& tensor : file.with_others) {
+      ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
+      ranks.back().tensors.back().by_stage = file.by_stage;
+      origin.back().emplace_back();
     }
     file.model_tensor.resize(file.tensors.size());
     file.parts.resize(file.tensors.size());
@@ -394,17 +387,12 @@ Result<std::optional<LayoutSpec>> writer_layout(const CommitRequest& request,
   return std::optional(std::move(spec));
 }
 
-/// What distributed checkpointing wrote has whole tensors, as a single process has them; and so has
-/// what lies in the place of rank/, if nobody says otherwise.
-bool is_single_process(const std::vector<Found>& found, bool layout_is_said) {
-  const auto is_own = [](const Found& file) { return !file.at.empty(); };
-  if (std::any_of(found.begin(), found.end(),
-                  [&](const Found& file) { return is_own(file) && is_dcp_metadata(file); }) ||
-      (has_deepspeed(found) && std::any_of(found.begin(), found.end(), is_own)))
-    return true;
-  if (!layout_is_said && is_flat(found)) return true;
-  return !layout_is_said && std::any_of(found.begin(), found.end(), is_dcp_metadata) &&
-         std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
+/// The layout that the files say, whatever is in force: what a framework wrote may, and what else
+/// lies in the place of rank/ is a single process', if nobody says otherwise.
+std::optional<LayoutSpec> layout_by_files(bool said, const std::vector<Found>& found) {
+  for (const TreeFormat* tree : tree_formats())
+    if (auto layout = tree->layout(said, found)) return layout;
+  return !said && is_flat(found) ? std::optional(LayoutSpec()) : std::nullopt;
 }
 
 }  // namespace
@@ -435,12 +423,12 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
     PTC_TRY(check_rank(file.rank, spec));
   }
   const bool flat = is_flat(found);
-  if (is_single_process(found, said.has_value())) spec = LayoutSpec();
-  else if (has_deepspeed(found)) spec = deepspeed_layout(found);
+  if (auto layout = layout_by_files(said.has_value(), found)) spec = std::move(*layout);
   PTC_TRY(begin_hashing(request.dir_fd, found, hashes));
   PTC_TRY(const auto consumed, find_consumed(request.dir_fd, found, elsewhere));
-  PTC_TRY(find_sets(request.dir_fd, found));
-  PTC_TRY(join_sets(found));
+  PTC_TRY(
+      for_each_tree([&](const TreeFormat& tree) { return tree.find_sets(request.dir_fd, found); }));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.join_sets(found); }));
   std::erase_if(found, [](const Found& file) { return file.index; });
   std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
     return std::tie(a.rank, a.path) < std::tie(b.rank, b.path);
@@ -451,26 +439,20 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i].source(),
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
-  PTC_TRY(check_numbered_shards(found));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.check_names(found); }));
   PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
   PTC_TRY(check_one_process(found, flat, here));
-  PTC_TRY(settle_megatron(said.has_value(), spec, found));
+  PTC_TRY(for_each_tree(
+      [&](const TreeFormat& tree) { return tree.settle(said.has_value(), spec, found); }));
   if (!said) spec.rules = request.in_force.rules;
-  PTC_TRY(check_distributed_optimizer(spec, found));
   std::erase_if(found, [](const Found& file) { return file.index; });
-  PTC_TRY(check_sets(found));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.check_whole(found); }));
 
   CommitDraft draft;
   draft.manifest.written_spec = spec;
   if (consumed) draft.manifest.consumed = consumed->count;
   PTC_TRY(auto config, find_config(request.dir_fd, found, elsewhere));
-  for (const Found& file : found) {
-    if (!file.megatron) continue;
-    config = file.megatron->config_text();
-    break;
-  }
-  for (const Found& file : found)
-    if (config.empty()) config = file.config;
+  for (const TreeFormat* tree : tree_formats()) config = tree->config(found, std::move(config));
   if (config.size() <= kMostConfigKept) draft.manifest.config = config;
   PTC_TRY(draft.manifest.model, infer(request, spec, found, config));
   PTC_TRY(hash_found(request, *draft.manifest.model, elsewhere, found, executor, hashes, stop));

@@ -11,10 +11,8 @@
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/json_numbers.h"
-#include "reshard/checkpoint/megatron_buckets.h"
-#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/found_files.h"
-#include "reshard/intake/megatron_tree.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -182,14 +180,9 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
 
 Result<std::string> list_files(int dir_fd) {
   PTC_TRY(auto found, find_files(dir_fd, true));
-  for (const Found& file : found)
-    if (!file.at.empty() && !file.at.starts_with("rank/") && megatron_place(file.at))
-      return invalid_argument(
-          "{} is in a tree of Megatron's, which is committed on the node that has all of it, if "
-          "no other has files of that name",
-          file.at);
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.check_beside_others(found); }));
   PTC_TRY(check_closed(dir_fd, found));
-  PTC_TRY(find_sets(dir_fd, found));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.find_sets(dir_fd, found); }));
   json::object root;
   json::array files;
   std::string headers;
@@ -205,13 +198,13 @@ Result<std::string> list_files(int dir_fd) {
     if (!file.index && is_named_for_tensors(file.path)) {
       Result<> read = read_header(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
-    } else if (torch && may_be_torch(file.path) && !is_megatron_buckets(file.path)) {
+    } else if (torch && may_be_torch(file.path) && !is_read_later(file.path)) {
       Result<> read = read_if_torch(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
     }
   }
   if (torch) {
-    PTC_TRY(read_distributed_optimizer(dir_fd, found));
+    PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.read_rest(dir_fd, found); }));
   }
   for (Found& file : found) {
     if (file.path == "config.json" && !root.contains("config")) {
@@ -260,25 +253,25 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
                                HashCache& hashes, std::stop_token stop) {
   PTC_TRY(auto found, find_files(dir_fd, true));
   PTC_TRY(begin_hashing(dir_fd, found, hashes));
-  PTC_TRY(find_sets(dir_fd, found));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.find_sets(dir_fd, found); }));
   std::vector<ArrayToHash> arrays;
   std::vector<std::pair<size_t, json::array>> pads;  // answer's file, by array
   json::array files;
   try {
     PTC_TRY(auto object, parse_line(request));
-    bool any_buckets = false;
+    bool any_later = false;
     for (const json::value& value : object.at("files").as_array()) {
       if (!value.as_object().contains("tensors")) continue;
       Found& file = found.at(value.at("number").to_number<uint32_t>());
-      if (is_megatron_buckets(file.path)) {
-        any_buckets = true;  // by their models
+      if (is_read_later(file.path)) {
+        any_later = true;
         continue;
       }
       Result<> read = read_header(dir_fd, file);
       if (read.has_error()) return std::move(read).error().with_context(file.source());
     }
-    if (any_buckets) {
-      PTC_TRY(read_distributed_optimizer(dir_fd, found));
+    if (any_later) {
+      PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.read_rest(dir_fd, found); }));
     }
     for (const json::value& value : object.at("files").as_array()) {
       const json::object& text = value.as_object();

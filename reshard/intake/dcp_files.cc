@@ -5,9 +5,11 @@
 #include <unordered_map>
 #include <utility>
 
+#include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/intake/torch_dist.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 #include "store/codec/dcp_metadata.h"
 #include "store/codec/tensor_path.h"
@@ -183,12 +185,10 @@ class NamesByDirectory {
   std::unordered_map<std::string, std::pair<std::string, std::string>> names_;
 };
 
-}  // namespace
-
-bool is_dcp_metadata(const Found& file) {
-  return std::string_view(file.path).substr(folder_of(file.path).size()) == kDcpMetadata;
-}
-
+/// Makes those files the shards of one, model.safetensors in the same directory: their tensors are
+/// read where they lie. Of files on other nodes nothing is known. kInvalidArgument: what
+/// parse_dcp_metadata() and find_dcp_array() refuse; files that are missing, or on other nodes; an
+/// array whose elements do not follow each other.
 Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std::stop_token stop) {
   std::map<std::pair<uint64_t, std::string>, Found*> by_path;
   for (Found& file : found) by_path[{file.rank, file.path}] = &file;
@@ -294,6 +294,66 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     if (file.path.ends_with(kDcpEnding) && file.set.empty())
       return invalid_argument("{}: no .metadata beside it names it", file.source());
   return ok();
+}
+
+class DcpTrees final : public TreeFormat {
+ public:
+  std::string_view name() const override { return "PyTorch's distributed checkpointing"; }
+
+  bool is_there(const NamesThere& names, bool /*beside_others*/) const override {
+    return std::any_of(names.top().begin(), names.top().end(), [&](const std::string& name) {
+      return name == kDcpMetadata || names.has(fmt::format("{}/{}", name, kDcpMetadata));
+    });
+  }
+  bool is_part(std::string_view path) const override { return path.ends_with(kDcpEnding); }
+  Error without_rest(std::string_view path) const override {
+    return invalid_argument(
+        "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it: the "
+        "checkpoint is not complete, or other files of it are on other nodes, and it is "
+        "committed "
+        "from one that has them all",
+        path);
+  }
+
+  bool shows(const Found& file) const override {
+    return std::count(file.at.begin(), file.at.end(), '/') <= 1 && is_dcp_metadata(file);
+  }
+  /// Its tensors are whole, as a single process has them.
+  std::optional<LayoutSpec> layout(bool said, const std::vector<Found>& found) const override {
+    const bool own = std::any_of(found.begin(), found.end(), [](const Found& file) {
+      return !file.at.empty() && is_dcp_metadata(file);
+    });
+    const bool of_first =
+        !said && reads(found) &&
+        std::all_of(found.begin(), found.end(), [](const Found& file) { return file.rank == 0; });
+    return own || of_first ? std::optional(LayoutSpec()) : std::nullopt;
+  }
+
+  bool reads(const std::vector<Found>& found) const override {
+    return std::any_of(found.begin(), found.end(), is_dcp_metadata);
+  }
+  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+                std::stop_token stop) const override {
+    return find_dcp(dir_fd, found, executor, std::move(stop));
+  }
+
+  /// What common.pt says, where nobody else does.
+  std::string config(const std::vector<Found>& found, std::string beside) const override {
+    for (const Found& file : found)
+      if (beside.empty()) beside = file.config;
+    return beside;
+  }
+};
+
+}  // namespace
+
+bool is_dcp_metadata(const Found& file) {
+  return std::string_view(file.path).substr(folder_of(file.path).size()) == kDcpMetadata;
+}
+
+const TreeFormat& dcp_trees() {
+  static const DcpTrees trees;
+  return trees;
 }
 
 }  // namespace ptc

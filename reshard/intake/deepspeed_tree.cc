@@ -1,5 +1,9 @@
-#include "reshard/intake/deepspeed_tree.h"
-
+// DeepSpeed's checkpoints among the files that are committed: what its engine saves (ZeRO 1, 2 and
+// 3), and the universal folders that its ds_to_universal.py makes of that.
+//   <tag>/mp_rank_00_model_states.pt
+//   <tag>/zero_pp_rank_<dp>_mp_rank_00_optim_states.pt        (or bf16_zero_…, fp16_zero_…)
+//   <tag>/zero_pp_rank_<dp>_mp_rank_00_model_states.pt        (stage 3, in the first's place)
+//   <tag>_universal/zero/<parameter>/<fp32, exp_avg, …>.pt    (beside the model's)
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -12,6 +16,7 @@
 #include "reshard/checkpoint/deepspeed_file.h"
 #include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/intake/dcp_files.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 #include "store/codec/tensor_path.h"
 #include "store/codec/torch_path.h"
@@ -718,37 +723,71 @@ class TreeReader {
   TreeTables tables_;
 };
 
+class DeepSpeedTrees final : public TreeFormat {
+ public:
+  std::string_view name() const override { return "DeepSpeed's folders"; }
+
+  bool is_there(const NamesThere& names, bool /*beside_others*/) const override {
+    return std::any_of(names.top().begin(), names.top().end(), [&](const std::string& name) {
+      if (deepspeed_name(name)) return true;
+      const auto below = names.in(name);
+      return below && std::any_of(below->begin(), below->end(), [&](const std::string& file) {
+               return deepspeed_name(name + "/" + file).has_value();
+             });
+    });
+  }
+
+  bool shows(const Found& file) const override {
+    return std::count(file.at.begin(), file.at.end(), '/') <= 1 &&
+           deepspeed_name(file.at).has_value();
+  }
+  bool says_ranks(const std::vector<Found>& found) const override { return reads(found); }
+  /// Every rank has all of it, and the first wrote it.
+  std::optional<LayoutSpec> layout(bool /*said*/, const std::vector<Found>& found) const override {
+    if (!reads(found)) return std::nullopt;
+    LayoutSpec spec;
+    const auto is_own = [](const Found& file) { return !file.at.empty(); };
+    if (std::any_of(found.begin(), found.end(), is_own)) return spec;
+    uint64_t ranks = 1;
+    for (const Found& file : found) ranks = std::max(ranks, file.rank + 1);
+    spec.sizes.dp = static_cast<uint32_t>(ranks);
+    return spec;
+  }
+
+  /// Whether there is optimizer state of DeepSpeed's among the files, or, where a framework put its
+  /// files for all ranks at once, a model of it.
+  bool reads(const std::vector<Found>& found) const override {
+    if (!torch_files_count(found) || std::any_of(found.begin(), found.end(), is_dcp_metadata))
+      return false;
+    std::set<std::string_view> models, universal;
+    for (const Found& file : found) {
+      const auto name = deepspeed_name(file.path);
+      if (!name) continue;
+      if (name->kind == DeepSpeedKind::kZero || name->kind == DeepSpeedKind::kZeroModel)
+        return true;
+      if (name->kind == DeepSpeedKind::kModel && !file.at.empty()) return true;
+      if (name->kind == DeepSpeedKind::kModel) models.insert(name->folder);
+      if (name->kind == DeepSpeedKind::kUniversal && name->state == kMasterKey)
+        universal.insert(name->folder);
+    }
+    return std::any_of(universal.begin(), universal.end(),
+                       [&](std::string_view folder) { return models.contains(folder); });
+  }
+  /// Makes the files the first rank's: the model's is model_states.pt, and is cut as other files of
+  /// torch.save's; ZeRO's are shards of optim.safetensors (of stage 3, model.safetensors), whose
+  /// tensors are read where they lie.
+  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+                std::stop_token stop) const override {
+    PTC_TRY(auto tree, collect_tree(found));
+    return TreeReader(dir_fd, std::move(tree), executor, std::move(stop)).run(found);
+  }
+};
+
 }  // namespace
 
-bool has_deepspeed(const std::vector<Found>& found) {
-  if (!torch_files_count(found) || std::any_of(found.begin(), found.end(), is_dcp_metadata))
-    return false;
-  std::set<std::string_view> models, universal;
-  for (const Found& file : found) {
-    const auto name = deepspeed_name(file.path);
-    if (!name) continue;
-    if (name->kind == DeepSpeedKind::kZero || name->kind == DeepSpeedKind::kZeroModel) return true;
-    if (name->kind == DeepSpeedKind::kModel && !file.at.empty()) return true;
-    if (name->kind == DeepSpeedKind::kModel) models.insert(name->folder);
-    if (name->kind == DeepSpeedKind::kUniversal && name->state == kMasterKey)
-      universal.insert(name->folder);
-  }
-  return std::any_of(universal.begin(), universal.end(),
-                     [&](std::string_view folder) { return models.contains(folder); });
-}
-
-LayoutSpec deepspeed_layout(const std::vector<Found>& found) {
-  uint64_t ranks = 1;
-  for (const Found& file : found) ranks = std::max(ranks, file.rank + 1);
-  LayoutSpec spec;
-  spec.sizes.dp = static_cast<uint32_t>(ranks);
-  return spec;
-}
-
-Result<> find_deepspeed(int dir_fd, std::vector<Found>& found, Executor& executor,
-                        std::stop_token stop) {
-  PTC_TRY(auto tree, collect_tree(found));
-  return TreeReader(dir_fd, std::move(tree), executor, std::move(stop)).run(found);
+const TreeFormat& deepspeed_trees() {
+  static const DeepSpeedTrees trees;
+  return trees;
 }
 
 }  // namespace ptc

@@ -9,12 +9,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/torch_names.h"
-#include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_tree.h"
-#include "reshard/intake/megatron_tree.h"
+#include "reshard/intake/tree_format.h"
 
 namespace ptc {
 namespace {
@@ -80,20 +77,11 @@ std::pair<std::string, std::string> set_key(const Found& file) {
 /// are known, or it has others with tensors.
 bool has_weights(const Found& file, bool unread_torch) {
   if (file.has_tensors || !file.tensors.empty()) return !file.tensors.empty();
-  if (file.path.ends_with(kDcpEnding) || is_named_for_tensors(file.path)) return true;
+  if (tree_of_part(file.path) != nullptr || is_named_for_tensors(file.path)) return true;
   return unread_torch && file.node == nullptr && may_be_torch(file.path);
 }
 
 std::string_view folder_in(std::string_view path) { return path.substr(0, path.rfind('/') + 1); }
-
-/// What frameworks leave there is told by one of these.
-bool is_of_framework(const Found& file) {
-  const std::string_view at = file.at;
-  const auto deep = std::count(at.begin(), at.end(), '/');
-  if (megatron_place(at)) return true;
-  if (deep <= 1 && (is_dcp_metadata(file) || deepspeed_name(at))) return true;
-  return deep == 0 && (at.ends_with(".safetensors") || may_be_torch(at));
-}
 
 /// Up to its rank/<r>/, if it is below one; of the outermost: "step1/" of "step1/rank/0/w.pt".
 std::optional<std::string_view> before_rank(std::string_view path) {
@@ -146,9 +134,8 @@ bool in_place_of_ranks(const Found& file) {
 }
 
 bool is_flat(const std::vector<Found>& found) {
-  return std::any_of(found.begin(), found.end(), in_place_of_ranks) && !has_deepspeed(found) &&
-         std::none_of(found.begin(), found.end(),
-                      [](const Found& file) { return megatron_place(file.at).has_value(); });
+  return std::any_of(found.begin(), found.end(), in_place_of_ranks) &&
+         find_tree([&](const TreeFormat& tree) { return tree.says_ranks(found); }) == nullptr;
 }
 
 Result<> check_places(const std::vector<Found>& found, const std::string& here) {
@@ -163,7 +150,10 @@ Result<> check_places(const std::vector<Found>& found, const std::string& here) 
         "'{}'{} is not under rank/<r>/, and {} is: a process' files belong into rank/0/, rank/1/ … "
         "on whatever node (a single process: rank/0/)",
         top, where, named(*ranked, here));
-  if (std::any_of(found.begin(), found.end(), is_of_framework)) return ok();
+  const auto shows = [](const Found& file) {
+    return find_tree([&](const TreeFormat& tree) { return tree.shows(file); }) != nullptr;
+  };
+  if (std::any_of(found.begin(), found.end(), shows)) return ok();
   return invalid_argument(
       "'{}'{} is not under rank/<r>/: a process' files belong into rank/0/, rank/1/ … (a single "
       "process: rank/0/)",

@@ -1,6 +1,5 @@
 #include "reshard/intake/found_files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -10,12 +9,8 @@
 #include <map>
 #include <span>
 
-#include "reshard/checkpoint/deepspeed_name.h"
-#include "reshard/checkpoint/megatron_names.h"
 #include "reshard/checkpoint/meta_format.h"
-#include "reshard/checkpoint/torch_names.h"
-#include "reshard/intake/dcp_files.h"
-#include "reshard/intake/megatron_tree.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/utf8.h"
@@ -32,25 +27,6 @@ std::optional<uint64_t> parse_rank(std::string_view text) {
       (text.size() > 1 && text[0] == '0'))
     return std::nullopt;
   return rank;
-}
-
-// Names in a directory, sorted.
-Result<std::vector<std::string>> names_in(int dir_fd, const std::string& path) {
-  PTC_TRY(auto fd, open_file(dir_fd, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  DIR* dir = fdopendir(fd.release());
-  if (dir == nullptr) return errno_error(errno, path);
-  std::vector<std::string> names;
-  errno = 0;
-  while (dirent* entry = readdir(dir)) {
-    std::string_view name = entry->d_name;
-    if (name != "." && name != "..") names.emplace_back(name);
-    errno = 0;
-  }
-  const int reason = errno;
-  closedir(dir);
-  if (reason != 0) return errno_error(reason, "reading " + path);
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 /// What is left to whom of the rights in a directory.
@@ -143,68 +119,21 @@ Result<std::vector<Found>> checked(std::vector<Found> found) {
   return found;
 }
 
-bool is_megatron_tree(int dir_fd, const std::vector<std::string>& top) {
-  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-    if (!megatron_place(name + "/.") && !is_megatron_iteration(name)) return false;
-    const auto below = names_in(dir_fd, name);
-    return below.has_value() &&
-           (megatron_place(name + "/.") ||
-            std::any_of(below.value().begin(), below.value().end(),
-                        [](const std::string& rank) { return megatron_place(rank + "/."); }));
-  });
-}
-
-/// Whether a file of DeepSpeed's is here or a directory deeper.
-bool is_deepspeed_tree(int dir_fd, const std::vector<std::string>& top) {
-  return std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-    if (deepspeed_name(name)) return true;
-    const auto below = names_in(dir_fd, name);
-    return below.has_value() &&
-           std::any_of(below.value().begin(), below.value().end(), [&](const std::string& file) {
-             return deepspeed_name(name + "/" + file).has_value();
-           });
-  });
-}
-
-/// Whether files are right here that a framework may have left, as far as this node can tell:
-/// weights may be on another (flat_files.h). `beside_others`: whatever is here, which is looked at
-/// then, as links and sockets are no files that a commit could leave out.
-bool may_be_flat(int dir_fd, const std::vector<std::string>& top, bool beside_others) {
-  bool any = false;
-  for (const std::string& name : top) {
-    if (name.ends_with(kDcpEnding)) return false;
-    struct stat st {};
-    any = any || (name != "layout.json" && name != kConsumedFile &&
-                  fstatat(dir_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-                  (S_ISREG(st.st_mode) || beside_others));
-  }
-  return any;
-}
-
-/// The files of what all ranks wrote together without rank/<r>/: where there is a `.metadata` of
-/// distributed checkpointing, here or a directory deeper, a file of DeepSpeed's, a tree of
-/// Megatron's, or files of whatever kind that are right here, or deeper beside those of other
-/// nodes. They are those of rank 0, but for that tree's.
+/// The files of what lies in the place of rank/. They are those of rank 0, if its kind of tree does
+/// not say otherwise.
 Result<std::vector<Found>> find_own_tree(int dir_fd, const std::vector<std::string>& top,
                                          bool beside_others) {
   std::vector<Found> found;
-  const bool megatron = is_megatron_tree(dir_fd, top);
-  const bool dcp = std::any_of(top.begin(), top.end(), [&](const std::string& name) {
-    struct stat st {};
-    return name == kDcpMetadata || fstatat(dir_fd, fmt::format("{}/{}", name, kDcpMetadata).c_str(),
-                                           &st, AT_SYMLINK_NOFOLLOW) == 0;
-  });
-  if (!megatron && !dcp && !is_deepspeed_tree(dir_fd, top) &&
-      !may_be_flat(dir_fd, top, beside_others))
-    return found;
+  const NamesThere names(dir_fd, top);
+  const TreeFormat* const tree =
+      find_tree([&](const TreeFormat& one) { return one.is_there(names, beside_others); });
+  if (tree == nullptr) return found;
   PTC_TRY(walk(dir_fd, ".", "", 0, 0444, found));
   std::erase_if(found, [](const Found& file) {
     return file.path == "layout.json" || file.path == kConsumedFile;
   });
   for (Found& file : found) file.at = file.path;
-  if (megatron) {
-    PTC_TRY(name_megatron_files(true, found));
-  }
+  PTC_TRY(tree->name_files(true, found));
   return checked(std::move(found));
 }
 
@@ -229,20 +158,15 @@ Result<std::vector<Found>> find_files(int dir_fd, bool beside_others) {
   PTC_TRY(check_no_checkpoint(dir_fd, ".", top));
   if (std::find(top.begin(), top.end(), "rank") == top.end()) {
     PTC_TRY(auto own, find_own_tree(dir_fd, top, beside_others));
-    const bool only_directories = std::none_of(
-        top.begin(), top.end(), [](const std::string& name) { return name.ends_with(kDcpEnding); });
-    if (!own.empty() || (beside_others && only_directories)) return own;
+    const bool any_part = std::any_of(top.begin(), top.end(), [](const std::string& name) {
+      return tree_of_part(name) != nullptr;
+    });
+    if (!own.empty() || (beside_others && !any_part)) return own;
   }
   bool has_ranks = false;
   for (const std::string& name : top) {
     if (name == "rank") has_ranks = true;
-    else if (name.ends_with(kDcpEnding))
-      return invalid_argument(
-          "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it: the "
-          "checkpoint is not complete, or other files of it are on other nodes, and it is "
-          "committed "
-          "from one that has them all",
-          name);
+    else if (const TreeFormat* tree = tree_of_part(name)) return tree->without_rest(name);
     else if (name != "layout.json" && name != kConsumedFile)
       return invalid_argument(
           "'{}' is not under rank/<r>/: a process' files belong into rank/0/, "
@@ -268,7 +192,7 @@ Result<std::vector<Found>> find_files(int dir_fd, bool beside_others) {
     PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
   }
   if (found.empty() && !beside_others) return invalid_argument("rank/ holds no files");
-  PTC_TRY(name_megatron_files(false, found));
+  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.name_files(false, found); }));
   return checked(std::move(found));
 }
 

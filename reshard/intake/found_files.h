@@ -19,8 +19,9 @@ namespace ptc {
 inline constexpr size_t kMaxConfigBytes = 8 << 20;
 inline constexpr size_t kMostConfigKept = 64 << 10;  // with the manifest
 
-/// A file below rank/<r>/.
-struct Found {
+/// A file below rank/<r>/, or of what lies in the place of rank/. With tensors: what its format
+/// says of it, too, without its literals.
+struct Found : FileTensors {
   uint64_t rank = 0;
   std::string path;  // below the rank's directory
   FileVersion version;
@@ -43,17 +44,12 @@ struct Found {
   // With tensors:
   uint64_t header_bytes = 0;
   std::string header;  // its outline (file_format.h)
-  std::vector<TensorEntry> tensors;
-  std::vector<Box>
-      boxes;  // of the whole tensors, by position in tensors (shard_boxes.h); else empty
-  std::vector<std::optional<SaidPart>> said;  // as FileTensors has them, and the next
   /// Its arrays are the parts of wholes that it says, whatever the layout is, and all ranks' files
   /// of this path together have the wholes.
   bool spread() const { return !boxes.empty() && !said.empty(); }
-  std::vector<uint32_t> same_as;
-  TorchNaming naming;
-  std::optional<MegatronFile> megatron;
-  bool of_megatron_stage = false;  // as FileTensors has it
+  // As its kind of tree says (tree_format.h):
+  bool by_stage = false;                 // TensorInfo::by_stage, of all its tensors
+  std::vector<TensorEntry> with_others;  // its rank's, too, in the file of another rank
   std::string config;  // facts of its model that are said beside it, as a config.json; empty: none
   std::vector<uint32_t> model_tensor;  // by position in tensors
   std::vector<SubTensor> parts;
@@ -65,7 +61,6 @@ struct Found {
 
   /// Below the directory that is committed.
   std::string source() const { return at.empty() ? fmt::format("rank/{}/{}", rank, path) : at; }
-  bool is_other_name(size_t tensor) const { return !same_as.empty() && same_as[tensor] != tensor; }
 };
 
 /// To be committed, as FileToHash.
@@ -84,19 +79,6 @@ Result<> check_rank(uint64_t rank, const LayoutSpec& spec);
 Result<> check_closed(int dir_fd, const std::vector<Found>& found);
 /// The same, before they are hashed: gives them their tickets.
 Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes);
-/// Marks the shards of sets with an index on this node. Those that an index names and are not among
-/// `found` become what it asks of other nodes.
-Result<> find_sets(int dir_fd, std::vector<Found>& found);
-/// With the files of all nodes: marks what the indexes on any ask of others. kInvalidArgument: a
-/// shard is nowhere, or of two sets.
-Result<> join_sets(std::vector<Found>& found);
-/// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
-/// loads all that its shards hold.
-Result<> check_sets(const std::vector<Found>& found);
-/// Shards without an index say by their names how many there are ("model-00002-of-00007"). Each
-/// rank may have written one. Those of PyTorch's HuggingFaceStorageWriter ("shard-…") have parts of
-/// tensors, and say so inside.
-Result<> check_numbered_shards(const std::vector<Found>& found);
 /// Reads the file's outline and what tensors it has.
 Result<> read_header(int dir_fd, Found& file);
 /// The same of a file that may be torch.save's; what is wrong with it becomes its `problem`.
@@ -105,8 +87,12 @@ Result<> read_if_torch(int dir_fd, Found& file);
 Result<> check_outlines(std::span<const Found* const> files, uint64_t limit);
 /// Whether tensors are looked for in torch's files: where there are no others.
 bool torch_files_count(const std::vector<Found>& found);
-/// Which files have tensors, and what these are: of the first of these kinds that there is,
-/// safetensors, distributed checkpointing, .npy, torch.save's. All others are kept as they are.
+/// Reads what is in those that has_tensors says. `torch`: they are torch.save's, and those without
+/// tensors in them are others.
+Result<> read_files(int dir_fd, std::vector<Found>& found, bool torch, Executor& executor,
+                    std::stop_token stop);
+/// Which files have tensors, and what these are: as the first kind of tree says that reads them
+/// (tree_format.h). All others are kept as they are.
 Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
                       std::stop_token stop);
 

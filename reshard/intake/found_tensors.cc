@@ -6,13 +6,10 @@
 #include <set>
 
 #include "reshard/checkpoint/file_format.h"
-#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
-#include "reshard/intake/dcp_files.h"
-#include "reshard/intake/deepspeed_tree.h"
-#include "reshard/intake/distributed_optimizer.h"
 #include "reshard/intake/found_files.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/file.h"
 #include "store/base/file_kind.h"
 #include "store/codec/tensor_path.h"
@@ -32,14 +29,10 @@ Result<std::optional<DType>> declared_dtype_of(int fd, const Found& file) {
   return declared;
 }
 
-/// All but the tensors themselves.
-void take_what_is_said(FileTensors& tensors, Found& file) {
-  file.boxes = std::move(tensors.boxes);
-  file.said = std::move(tensors.said);
-  file.same_as = std::move(tensors.same_as);
-  file.naming = std::move(tensors.naming);
-  file.megatron = std::move(tensors.megatron);
-  file.of_megatron_stage = tensors.of_megatron_stage;
+/// All but the bytes that are in its outline.
+void take_what_is_said(FileTensors said, Found& file) {
+  said.literals = Literals();
+  static_cast<FileTensors&>(file) = std::move(said);
 }
 
 Result<> read_outline(int fd, Found& file) {
@@ -50,8 +43,7 @@ Result<> read_outline(int fd, Found& file) {
   PTC_TRY(const auto declared, declared_dtype_of(fd, file));
   PTC_TRY(file.header, format.outline(read, file.version.bytes, declared));
   PTC_TRY(auto tensors, format.tensors({file.header, file.version.bytes}, file.path, declared));
-  file.tensors = std::move(tensors.tensors);
-  take_what_is_said(tensors, file);
+  take_what_is_said(std::move(tensors), file);
   return ok();
 }
 
@@ -129,7 +121,8 @@ Result<> read_outlines_elsewhere(std::vector<Found>& found) {
                               .tensors({file.header, file.version.bytes}, file.path, {}));
     if (tensors.tensors.size() != file.tensors.size())
       return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
-    take_what_is_said(tensors, file);
+    tensors.tensors = std::move(file.tensors);
+    take_what_is_said(std::move(tensors), file);
   }
   return ok();
 }
@@ -169,22 +162,8 @@ Result<> agree_on_names(std::vector<Found>& found) {
 
 }  // namespace
 
-Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
-                      std::stop_token stop) {
-  auto any = [&](auto&& is) { return std::any_of(found.begin(), found.end(), is); };
-  const auto is_safetensors = [](const Found& file) {
-    return file.path.ends_with(".safetensors") || !file.set.empty();
-  };
-  const auto is_npy = [](const Found& file) { return is_one_array(file.path); };
-  const bool torch = !any(is_safetensors) && torch_files_count(found);
-  if (has_deepspeed(found)) return find_deepspeed(dir_fd, found, executor, stop);
-  if (any(is_safetensors)) {
-    for (Found& file : found) file.has_tensors = is_safetensors(file);
-  } else if (any(is_dcp_metadata)) {
-    return find_dcp(dir_fd, found, executor, stop);
-  } else {
-    for (Found& file : found) file.has_tensors = torch ? may_be_torch(file.path) : is_npy(file);
-  }
+Result<> read_files(int dir_fd, std::vector<Found>& found, bool torch, Executor& executor,
+                    std::stop_token stop) {
   std::atomic<uint64_t> outline_bytes = 0;
   for (const Found& file : found) outline_bytes += file.header.size();
   std::atomic<bool> too_many = false;
@@ -192,7 +171,7 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
       found.size(),
       [&](size_t i) -> Result<> {
         if (!found[i].has_tensors || found[i].node != nullptr || too_many) return ok();
-        if (torch && is_megatron_buckets(found[i].path)) return ok();  // by its model, later
+        if (torch && is_read_later(found[i].path)) return ok();
         Result<> read = torch ? read_if_torch(dir_fd, found[i]) : read_header(dir_fd, found[i]);
         if (read.has_error()) return std::move(read).error().with_context(found[i].source());
         outline_bytes += found[i].header.size();
@@ -211,12 +190,18 @@ Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
   PTC_TRY(read_outlines_elsewhere(found));
   if (torch) {
     PTC_TRY(agree_on_names(found));
-    PTC_TRY(read_distributed_optimizer(dir_fd, found));
+    PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.read_rest(dir_fd, found); }));
   }
   std::vector<const Found*> outlines;
   for (const Found& file : found) outlines.push_back(&file);
   PTC_TRY(check_outlines(outlines, kMostOutlineBytesRead));
   return find_box_sets(found);
+}
+
+Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
+                      std::stop_token stop) {
+  const TreeFormat* tree = find_tree([&](const TreeFormat& one) { return one.reads(found); });
+  return tree->read(dir_fd, found, executor, std::move(stop));
 }
 
 }  // namespace ptc

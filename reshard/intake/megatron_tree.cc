@@ -7,7 +7,10 @@
 #include <set>
 #include <utility>
 
+#include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/megatron_names.h"
+#include "reshard/intake/distributed_optimizer.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 
 namespace ptc {
@@ -393,20 +396,10 @@ Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
   return ok();
 }
 
-}  // namespace
-
-std::optional<MegatronPlace> megatron_place(std::string_view path) {
-  size_t begin = 0;
-  if (const size_t slash = path.find('/');
-      slash != path.npos && is_megatron_iteration(path.substr(0, slash)))
-    begin = slash + 1;
-  const size_t end = path.find('/', begin);
-  if (end == path.npos) return std::nullopt;
-  MegatronPlace place{path.substr(0, end), path.substr(end + 1),
-                      megatron_rank_numbers(path.substr(begin, end - begin))};
-  return place.numbers.empty() ? std::nullopt : std::optional(std::move(place));
-}
-
+/// Files of such a tree get the names that they have in a checkpoint; those of a tree in the place
+/// of rank/ (`is_tree`) a number for each directory, until settle_megatron() knows their ranks.
+/// Below rank/<r>/ a directory is of such a tree if a model_optim_rng.pt is in it.
+/// kInvalidArgument: one rank has two.
 Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
   std::map<std::string, uint64_t, std::less<>> ranks;          // of a tree, by directory
   std::map<uint64_t, std::string> directories;                 // below rank/<r>/
@@ -446,6 +439,9 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
   return ok();
 }
 
+/// Once all files are read: checks that they are of one model and the whole grid of ranks, and
+/// gives those of a tree their ranks. `said`: `spec` is what the writer says of himself; else a
+/// tree's own sizes count, and become `spec`. kInvalidArgument: what does not fit.
 Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found) {
   std::vector<const Found*> files;
   const bool is_tree = std::any_of(found.begin(), found.end(), is_in_tree);
@@ -498,6 +494,81 @@ Result<> settle_megatron(bool said, LayoutSpec& spec, std::vector<Found>& found)
   PTC_TRY(check_writers(spec, files));
   PTC_TRY(check_expert_ranks(spec, files));
   return check_layers(!said, spec, files);
+}
+
+class MegatronTrees final : public TreeFormat {
+ public:
+  std::string_view name() const override { return "Megatron-LM's own trees"; }
+
+  bool is_there(const NamesThere& names, bool /*beside_others*/) const override {
+    const auto is_rank = [](const std::string& name) {
+      return megatron_place(name + "/.").has_value();
+    };
+    return std::any_of(names.top().begin(), names.top().end(), [&](const std::string& name) {
+      if (!is_rank(name) && !is_megatron_iteration(name)) return false;
+      const auto below = names.in(name);
+      return below && (is_rank(name) || std::any_of(below->begin(), below->end(), is_rank));
+    });
+  }
+  Result<> name_files(bool in_place, std::vector<Found>& found) const override {
+    return name_megatron_files(in_place, found);
+  }
+  Result<> check_beside_others(const std::vector<Found>& found) const override {
+    for (const Found& file : found)
+      if (is_in_tree(file))
+        return invalid_argument(
+            "{} is in a tree of Megatron's, which is committed on the node that has all of it, if "
+            "no other has files of that name",
+            file.at);
+    return ok();
+  }
+
+  bool shows(const Found& file) const override { return megatron_place(file.at).has_value(); }
+  bool says_ranks(const std::vector<Found>& found) const override {
+    return std::any_of(found.begin(), found.end(), [&](const Found& file) { return shows(file); });
+  }
+
+  // Its models are read as torch.save's; they have what lies where in the distributed optimizer's.
+  bool is_read_later(std::string_view path) const override { return is_megatron_buckets(path); }
+  Result<> read_rest(int dir_fd, std::vector<Found>& found) const override {
+    return read_distributed_optimizer(dir_fd, found);
+  }
+
+  Result<> settle(bool said, LayoutSpec& spec, std::vector<Found>& found) const override {
+    PTC_TRY(settle_megatron(said, spec, found));
+    PTC_TRY(check_distributed_optimizer(spec, found));
+    for (Found& file : found) {
+      file.by_stage = file.megatron.has_value() || file.of_megatron_stage;
+      if (!file.of_megatron_stage || spec.sizes.ep == 1) continue;
+      PTC_TRY(file.with_others, megatron_buckets_absent({file.header, file.version.bytes}));
+    }
+    return ok();
+  }
+  /// Of all that says it what the files were written with.
+  std::string config(const std::vector<Found>& found, std::string beside) const override {
+    for (const Found& file : found)
+      if (file.megatron) return file.megatron->config_text();
+    return beside;
+  }
+};
+
+}  // namespace
+
+std::optional<MegatronPlace> megatron_place(std::string_view path) {
+  size_t begin = 0;
+  if (const size_t slash = path.find('/');
+      slash != path.npos && is_megatron_iteration(path.substr(0, slash)))
+    begin = slash + 1;
+  const size_t end = path.find('/', begin);
+  if (end == path.npos) return std::nullopt;
+  MegatronPlace place{path.substr(0, end), path.substr(end + 1),
+                      megatron_rank_numbers(path.substr(begin, end - begin))};
+  return place.numbers.empty() ? std::nullopt : std::optional(std::move(place));
+}
+
+const TreeFormat& megatron_trees() {
+  static const MegatronTrees trees;
+  return trees;
 }
 
 }  // namespace ptc

@@ -4,14 +4,14 @@
 #include <map>
 
 #include "reshard/checkpoint/shard_index.h"
-#include "reshard/intake/found_files.h"
+#include "reshard/intake/tree_format.h"
 #include "store/base/file_kind.h"
 #include "store/base/json.h"
 
 namespace ptc {
 namespace {
 
-constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json", kShardEnding = ".safetensors";
 
 /// "model-00002-of-00007.safetensors": 2 of 7, of "model".
 struct ShardNumber {
@@ -19,10 +19,10 @@ struct ShardNumber {
   unsigned number = 0, of = 0;
 };
 std::optional<ShardNumber> shard_number_of(std::string_view path) {
-  constexpr std::string_view kEnding = ".safetensors", kOf = "-of-";
+  constexpr std::string_view kOf = "-of-";
   constexpr size_t kDigits = 5, kTail = 1 + kDigits + kOf.size() + kDigits;
-  if (!path.ends_with(kEnding)) return std::nullopt;
-  path.remove_suffix(kEnding.size());
+  if (!path.ends_with(kShardEnding)) return std::nullopt;
+  path.remove_suffix(kShardEnding.size());
   if (path.size() < kTail) return std::nullopt;
   const std::string_view tail = path.substr(path.size() - kTail);
   ShardNumber shard{path.substr(0, path.size() - kTail)};
@@ -56,9 +56,9 @@ Result<> mark_shard(const Found& index, std::vector<std::string> tensors, Found&
   return ok();
 }
 
-}  // namespace
-
-Result<> find_sets(int dir_fd, std::vector<Found>& found) {
+/// Marks the shards of sets with an index on this node. Those that an index names and are not among
+/// `found` become what it asks of other nodes.
+Result<> find_index_sets(int dir_fd, std::vector<Found>& found) {
   const FilesByPath by_path = files_by_path(found);
   for (Found& index : found) {
     if (index.node != nullptr || !index.path.ends_with(kIndexSuffix)) continue;
@@ -81,7 +81,9 @@ Result<> find_sets(int dir_fd, std::vector<Found>& found) {
   return ok();
 }
 
-Result<> join_sets(std::vector<Found>& found) {
+/// With the files of all nodes: marks what the indexes on any ask of others. kInvalidArgument: a
+/// shard is nowhere, or of two sets.
+Result<> join_index_sets(std::vector<Found>& found) {
   const FilesByPath by_path = files_by_path(found);
   for (Found& index : found) {
     for (auto& [path, tensors] : index.asked) {
@@ -95,7 +97,9 @@ Result<> join_sets(std::vector<Found>& found) {
   return ok();
 }
 
-Result<> check_sets(const std::vector<Found>& found) {
+/// Compares each index with its shards. A tensor that the index lacks is welcome: who loads a set
+/// loads all that its shards hold.
+Result<> check_index_sets(const std::vector<Found>& found) {
   std::map<std::pair<std::string_view, std::string_view>, const Found*>
       holder;  // index, tensor → shard
   for (const Found& shard : found)
@@ -117,6 +121,9 @@ Result<> check_sets(const std::vector<Found>& found) {
   return ok();
 }
 
+/// Shards without an index say by their names how many there are ("model-00002-of-00007"). Each
+/// rank may have written one. Those of PyTorch's HuggingFaceStorageWriter ("shard-…") have parts of
+/// tensors, and say so inside.
 Result<> check_numbered_shards(const std::vector<Found>& found) {
   std::map<std::pair<std::string_view, unsigned>, std::map<unsigned, const Found*>> sets;
   for (const Found& file : found) {
@@ -134,6 +141,48 @@ Result<> check_numbered_shards(const std::vector<Found>& found) {
         shards.begin()->second->source(), set.second, set.first, missing, set.second);
   }
   return ok();
+}
+
+class SafetensorsSets final : public TreeFormat {
+ public:
+  std::string_view name() const override { return "sets of safetensors"; }
+
+  Result<> find_sets(int dir_fd, std::vector<Found>& found) const override {
+    return find_index_sets(dir_fd, found);
+  }
+
+  bool shows(const Found& file) const override {
+    return file.at.find('/') == file.at.npos && file.at.ends_with(kShardEnding);
+  }
+  Result<> join_sets(std::vector<Found>& found) const override { return join_index_sets(found); }
+  Result<> check_names(const std::vector<Found>& found) const override {
+    return check_numbered_shards(found);
+  }
+
+  bool reads(const std::vector<Found>& found) const override {
+    return std::any_of(found.begin(), found.end(), holds_tensors);
+  }
+  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+                std::stop_token stop) const override {
+    for (Found& file : found) file.has_tensors = holds_tensors(file);
+    return read_files(dir_fd, found, false, executor, std::move(stop));
+  }
+
+  Result<> check_whole(const std::vector<Found>& found) const override {
+    return check_index_sets(found);
+  }
+
+ private:
+  static bool holds_tensors(const Found& file) {
+    return file.path.ends_with(kShardEnding) || !file.set.empty();
+  }
+};
+
+}  // namespace
+
+const TreeFormat& safetensors_sets() {
+  static const SafetensorsSets sets;
+  return sets;
 }
 
 }  // namespace ptc

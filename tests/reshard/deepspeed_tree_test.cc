@@ -1,10 +1,9 @@
 // What DeepSpeed's files are by their names, and what they say of parameters.
-#include "reshard/intake/deepspeed_tree.h"
-
 #include <gmock/gmock.h>
 
 #include "reshard/checkpoint/deepspeed_file.h"
 #include "reshard/checkpoint/deepspeed_name.h"
+#include "reshard/intake/tree_format.h"
 #include "store/codec/torch_compose.h"
 
 namespace ptc {
@@ -63,20 +62,21 @@ TEST(DeepSpeedNames, OfExpertsAndOfOthers) {
 TEST(DeepSpeedNames, AModelAloneIsOneOnlyWhereItsFrameworkPutIt) {
   Found file;
   file.path = "global_step1/mp_rank_00_model_states.pt";
-  EXPECT_FALSE(has_deepspeed({file}));
+  EXPECT_FALSE(deepspeed_trees().reads({file}));
   file.at = file.path;
-  EXPECT_TRUE(has_deepspeed({file}));
+  EXPECT_TRUE(deepspeed_trees().reads({file}));
   Found zero, weights, universal;
   zero.path = "zero_pp_rank_0_mp_rank_00_optim_states.pt";
   weights.path = "model.safetensors";
   universal.path = "global_step1/zero/w/fp32.pt";
   file.at.clear();
-  EXPECT_TRUE(has_deepspeed({file, zero}));
-  EXPECT_FALSE(has_deepspeed({file, zero, weights}));  // which are read, and all else is kept
-  EXPECT_FALSE(has_deepspeed({universal}));
-  EXPECT_TRUE(has_deepspeed({universal, file}));
+  EXPECT_TRUE(deepspeed_trees().reads({file, zero}));
+  EXPECT_FALSE(
+      deepspeed_trees().reads({file, zero, weights}));  // which are read, and all else is kept
+  EXPECT_FALSE(deepspeed_trees().reads({universal}));
+  EXPECT_TRUE(deepspeed_trees().reads({universal, file}));
   zero.rank = 3;
-  EXPECT_EQ(deepspeed_layout({file, zero}).name(), "tp1-pp1-dp4");
+  EXPECT_EQ(deepspeed_trees().layout(false, {file, zero})->name(), "tp1-pp1-dp4");
 }
 
 /// As torch.save writes these; tensors are zeros.

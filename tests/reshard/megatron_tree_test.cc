@@ -14,6 +14,7 @@
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/megatron_file.h"
 #include "reshard/checkpoint/megatron_names.h"
+#include "reshard/intake/tree_format.h"
 #include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 
@@ -199,7 +200,7 @@ TEST(MegatronTree, FilesHaveTheNamesOfTheirRanks) {
     files.push_back(found(0, path));
     files.back().at = path;
   }
-  ASSERT_TRUE(name_megatron_files(true, files).has_value());
+  ASSERT_TRUE(megatron_trees().name_files(true, files).has_value());
   EXPECT_EQ(files[0].path, "model_optim_rng.pt");
   EXPECT_EQ(files[1].path, "model_optim_rng.pt");
   EXPECT_NE(files[0].rank, files[1].rank);
@@ -208,20 +209,21 @@ TEST(MegatronTree, FilesHaveTheNamesOfTheirRanks) {
 
   std::vector<Found> below{found(3, "iter_0000100/mp_rank_01_001/model_optim_rng.pt"),
                            found(3, "config.json")};
-  ASSERT_TRUE(name_megatron_files(false, below).has_value());
+  ASSERT_TRUE(megatron_trees().name_files(false, below).has_value());
   EXPECT_EQ(below[0].path, "model_optim_rng.pt");
   EXPECT_EQ(below[0].source(), "rank/3/iter_0000100/mp_rank_01_001/model_optim_rng.pt");
   EXPECT_EQ(below[1].source(), "rank/3/config.json");
 
   std::vector<Found> two{found(3, "mp_rank_01_001/model_optim_rng.pt"),
                          found(3, "mp_rank_00_001/model_optim_rng.pt")};
-  EXPECT_THAT(name_megatron_files(false, two).error().message(), HasSubstr("a rank has one"));
+  EXPECT_THAT(megatron_trees().name_files(false, two).error().message(),
+              HasSubstr("a rank has one"));
   std::vector<Found> same{found(3, "mp_rank_01_001/model_optim_rng.pt"),
                           found(3, "model_optim_rng.pt")};
-  EXPECT_THAT(name_megatron_files(false, same).error().message(), HasSubstr("remove one"));
+  EXPECT_THAT(megatron_trees().name_files(false, same).error().message(), HasSubstr("remove one"));
 
   std::vector<Found> own{found(3, "mp_rank_00/a.pt"), found(3, "mp_rank_01/a.pt")};
-  ASSERT_TRUE(name_megatron_files(false, own).has_value());
+  ASSERT_TRUE(megatron_trees().name_files(false, own).has_value());
   EXPECT_EQ(own[0].path, "mp_rank_00/a.pt");
   EXPECT_EQ(own[1].path, "mp_rank_01/a.pt");
 }
