@@ -212,9 +212,10 @@ TEST_F(MembershipTest, TwoThatComeAtOnceHaveMetEachOther) {
   std::set<std::pair<std::string, std::string>> met(wires_.met.begin(), wires_.met.end());
   for (auto& one : nodes_)
     for (auto& other : nodes_)
-      if (one != other)
+      if (one != other) {
         EXPECT_TRUE(met.contains({one->membership.self(), other->membership.self()}))
             << one->membership.self() << " and " << other->membership.self();
+      }
 }
 
 /// Else many that come at once would all stand at the doors of the first few.

@@ -36,7 +36,7 @@ struct ManyAsked {
     const auto answers = ask_all(questions(), {});
     if (answers.size() != kSilent + kWell) return "not one answer each";
     for (size_t i = 0; i < answers.size(); ++i) {
-      if (answers[i].has_value() == i >= kSilent) continue;
+      if (answers[i].has_value() == (i >= kSilent)) continue;
       return fmt::format("{}: {}", i, answers[i] ? "answered" : answers[i].error().message());
     }
     return "";

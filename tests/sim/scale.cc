@@ -125,7 +125,7 @@ std::vector<unsigned> Scale::choose_lost() {
 
 std::string Scale::what_lacks(JobStore& store) const {
   const JobRef job = store.find("job");
-  if (!job->is_settled()) return "the job is not settled: " + job->status_json();
+  if (!job->is_settled()) return "the job is not settled";
   const std::vector<std::string> there = store.nodes();
   if (!sees_all(store)) return fmt::format("it sees {} nodes", there.size());
   std::map<std::tuple<uint32_t, std::string, int32_t>, unsigned> copies;

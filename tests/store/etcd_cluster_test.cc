@@ -64,10 +64,13 @@ class Counting {
       int next = std::stoi(entry.value()->value) + 1;
       auto committed = meta_.commit(
           {.compares = {{"n", entry.value()->revision}}, .puts = {{"n", std::to_string(next)}}});
-      if (committed) ++done_;
-      else if (committed.error().code() == Code::kInDoubt) ++unknown_;
-      else if (committed.error().code() != Code::kUnavailable)
+      if (committed) {
+        ++done_;
+      } else if (committed.error().code() == Code::kInDoubt) {
+        ++unknown_;
+      } else if (committed.error().code() != Code::kUnavailable) {
         EXPECT_EQ(committed.error().code(), Code::kConflict) << committed.error().message();
+      }
       std::this_thread::sleep_for(milliseconds(5));
     }
   }

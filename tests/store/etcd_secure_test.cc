@@ -57,7 +57,7 @@ class Said {
 
  private:
   struct Sink : spdlog::sinks::base_sink<std::mutex> {
-    explicit Sink(std::string text) : text(std::move(text)) {}
+    explicit Sink(std::string looked_for) : text(std::move(looked_for)) {}
     void sink_it_(const spdlog::details::log_msg& line) override {
       if (std::string_view(line.payload.data(), line.payload.size()).find(text) !=
           std::string_view::npos)
