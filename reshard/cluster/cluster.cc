@@ -23,20 +23,26 @@ Result<std::string> Cluster::ask(const std::string& node, PeerMethod method,
 std::vector<Result<std::string>> Cluster::ask_all(PeerMethod method,
                                                   const std::vector<Question>& questions,
                                                   std::stop_token stop,
-                                                  std::chrono::milliseconds at_most) {
+                                                  std::chrono::milliseconds at_most,
+                                                  AfterAnswer then) {
   const PeerRow& row = row_of(method);
   size_t bytes = 0;
   for (const Question& one : questions) bytes = std::max(bytes, one.request.size());
-  return ask_all_by(row, questions.size(), bytes, at_most,
-                    [&](AskTime time) { return call_all(questions, row, time, stop); });
+  return ask_all_by(row, questions.size(), bytes, at_most, [&](AskManner manner) {
+    manner.then = std::move(then);
+    return call_all(questions, row, std::move(manner), stop);
+  });
 }
 
 std::vector<Result<std::string>> Cluster::call_all(const std::vector<Question>& questions,
-                                                   const PeerRow& row, AskTime time,
+                                                   const PeerRow& row, AskManner manner,
                                                    std::stop_token stop) {
-  return ask_each(row, questions.size(), time, stop, [&](size_t i, std::chrono::milliseconds left) {
-    return call(questions[i].node, row, std::string(questions[i].request), left, stop);
-  });
+  std::vector<std::string_view> requests;
+  for (const Question& one : questions) requests.push_back(one.request);
+  return ask_each(row, requests, manner, stop,
+                  [&](size_t i, std::string_view request, std::chrono::milliseconds left) {
+                    return call(questions[i].node, row, std::string(request), left, stop);
+                  });
 }
 
 bool Cluster::may_decide() const {

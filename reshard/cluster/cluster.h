@@ -36,8 +36,7 @@ class Cluster {
   Result<std::string> ask(const std::string& node, PeerMethod method, const std::string& request,
                           std::stop_token stop = {}, std::chrono::milliseconds at_most = {});
   /// Several nodes at the same time (PeerRow::at_once()), and waits for all answers, which are in
-  /// their order. What goes on beside questions, or asks more than once, has its threads from
-  /// store/base/fan_out.h.
+  /// their order. `then`: what each is asked next, by the same method.
   struct Question {
     std::string node;
     std::string_view request;  // outlives the call
@@ -45,7 +44,8 @@ class Cluster {
   std::vector<Result<std::string>> ask_all(PeerMethod method,
                                            const std::vector<Question>& questions,
                                            std::stop_token stop = {},
-                                           std::chrono::milliseconds at_most = {});
+                                           std::chrono::milliseconds at_most = {},
+                                           AfterAnswer then = {});
   /// Every decision of this node names it: it fails once the node's lease has ended. Null: it needs
   /// none.
   virtual std::optional<MetaTransaction::Compare> fence() const = 0;
@@ -98,7 +98,7 @@ class Cluster {
   /// Several at the same time: as many at a time as the row says, and each once more, at once,
   /// where the connection broke and the row allows it. Without an own way, by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
-                                                    const PeerRow& row, AskTime time,
+                                                    const PeerRow& row, AskManner manner,
                                                     std::stop_token stop);
 
   mutable Mutex identity_mutex_;

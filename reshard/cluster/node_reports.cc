@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <optional>
 
-#include "store/base/fan_out.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
 
@@ -16,7 +16,6 @@ namespace {
 constexpr auto kFresh = std::chrono::seconds(1);
 constexpr auto kStillTrue = std::chrono::seconds(5);
 constexpr auto kFirstLook = std::chrono::milliseconds(300);
-constexpr size_t kAtOnce = 16;
 
 struct Member {
   const char* key;
@@ -132,7 +131,7 @@ std::vector<ReshardProgress> NodeReports::reshard_of(const std::string& job,
 
 void NodeReports::decided(const std::string& job) {
   MutexLock lock(mutex_);
-  if (asking_) decided_[job] = std::chrono::steady_clock::now();
+  if (asking_) decided_.insert(job);
   bool anything = false;
   for (auto& [node, heard] : heard_) anything |= heard.answer.reshards.erase(job) > 0;
   if (!anything) return;
@@ -148,18 +147,19 @@ void NodeReports::ask_all(const std::stop_token& stop) {
       return std::find(nodes.begin(), nodes.end(), one.first) == nodes.end();
     });
   }
-  auto ask = [&](size_t i) -> Result<> {
-    if (stop.stop_requested()) return ok();
-    const auto asked = std::chrono::steady_clock::now();
-    PTC_TRY(auto answer, cluster_.ask(nodes[i], PeerMethod::kNumbers, "", stop));
-    PTC_TRY(auto said, NodeAnswer::from_text(answer));
+  std::vector<Cluster::Question> questions;
+  for (const std::string& node : nodes) questions.push_back({node, ""});
+  // Each as soon as it has answered: one that hangs keeps nothing from whoever looks.
+  const auto hear = [&](size_t i, const Result<std::string>& answer) -> std::optional<NextCall> {
+    if (answer.has_error()) return std::nullopt;
+    Result<NodeAnswer> said = NodeAnswer::from_text(answer.value());
+    if (said.has_error()) return std::nullopt;
     MutexLock lock(mutex_);
-    for (const auto& [job, when] : decided_)
-      if (when >= asked) said.reshards.erase(job);
-    heard_[nodes[i]] = {std::move(said), std::chrono::steady_clock::now()};
-    return ok();
+    for (const std::string& job : decided_) said.value().reshards.erase(job);
+    heard_[nodes[i]] = {std::move(said).value(), std::chrono::steady_clock::now()};
+    return std::nullopt;
   };
-  (void)Answers<void>(nodes.size(), ask, kAtOnce).wait();
+  (void)cluster_.ask_all(PeerMethod::kNumbers, questions, stop, {}, hear);
 }
 
 }  // namespace ptc

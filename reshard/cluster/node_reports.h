@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -69,8 +70,7 @@ class NodeReports {
   Mutex mutex_;
   ConditionVariable changed_;
   std::map<std::string, Heard> heard_ PTC_GUARDED_BY(mutex_);
-  /// By job, while nodes are being asked.
-  std::map<std::string, std::chrono::steady_clock::time_point> decided_ PTC_GUARDED_BY(mutex_);
+  std::set<std::string> decided_ PTC_GUARDED_BY(mutex_);  // jobs, since nodes are being asked
   bool asking_ PTC_GUARDED_BY(mutex_) = false;
   std::optional<std::chrono::steady_clock::time_point> asked_
       PTC_GUARDED_BY(mutex_);  // the last time

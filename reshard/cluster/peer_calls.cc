@@ -25,11 +25,14 @@ std::vector<Result<>> PeerCalls::meet_all(const std::vector<Place>& others,
 }
 
 std::vector<Result<std::string>> PeerCalls::call_all(
-    const std::vector<Cluster::Question>& questions, const PeerRow& row, AskTime time,
+    const std::vector<Cluster::Question>& questions, const PeerRow& row, AskManner manner,
     std::stop_token stop) {
-  return ask_each(row, questions.size(), time, stop, [&](size_t i, std::chrono::milliseconds left) {
-    return call(questions[i].node, row, std::string(questions[i].request), left, stop);
-  });
+  std::vector<std::string_view> requests;
+  for (const Cluster::Question& one : questions) requests.push_back(one.request);
+  return ask_each(row, requests, manner, stop,
+                  [&](size_t i, std::string_view request, std::chrono::milliseconds left) {
+                    return call(questions[i].node, row, std::string(request), left, stop);
+                  });
 }
 
 }  // namespace ptc

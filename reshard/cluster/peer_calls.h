@@ -43,7 +43,7 @@ class PeerCalls {
   /// each once more, at once, where the connection broke and the row allows it. The time of each
   /// begins when it is asked. Without an own way, by threads.
   virtual std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
-                                                    const PeerRow& row, AskTime time,
+                                                    const PeerRow& row, AskManner manner,
                                                     std::stop_token stop);
   /// Of all connections between this node and others, by node.
   virtual std::vector<PeerNumbers> numbers() const { return {}; }

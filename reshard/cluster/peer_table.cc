@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <optional>
+#include <thread>
 
 #include "store/base/fan_out.h"
 #include "store/base/json.h"
@@ -62,29 +64,42 @@ std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, si
   if (count == 0) return {};
   const auto time = time_of(row, request_bytes, at_most);
   if (time.has_error()) return std::vector<Answer>(count, time.error());
-  AskTime asked{time.value()};
+  AskManner asked{time.value()};
   // A year is for ever, and can be added to now.
   if (at_most > at_most.zero() && at_most < std::chrono::years(1))
-    asked.until = AskTime::Clock::now() + at_most;
+    asked.until = AskManner::Clock::now() + at_most;
   std::vector<Answer> answers = ask_all(asked);
   for (Answer& answer : answers) answer = without_connection(std::move(answer));
   return answers;
 }
 
-std::chrono::milliseconds AskTime::now() const {
+std::chrono::milliseconds AskManner::now() const {
   const auto left = std::chrono::floor<std::chrono::milliseconds>(until - Clock::now());
   return std::min(each, left);
 }
 
-std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count, AskTime time,
-                                          const std::stop_token& stop, const AskOneOnce& once) {
-  const auto ask = [&](size_t i) -> Answer {
-    const std::chrono::milliseconds own = time.now();
+std::vector<Result<std::string>> ask_each(const PeerRow& row,
+                                          const std::vector<std::string_view>& requests,
+                                          const AskManner& manner, const std::stop_token& stop,
+                                          const AskOneOnce& once) {
+  const auto ask_this = [&](size_t i, std::string_view request) -> Answer {
+    const std::chrono::milliseconds own = manner.now();
     if (own <= own.zero()) return not_asked("there was no time left");
-    return ask_again_where_it_broke(row, own, stop,
-                                    [&](std::chrono::milliseconds left) { return once(i, left); });
+    return ask_again_where_it_broke(
+        row, own, stop, [&](std::chrono::milliseconds left) { return once(i, request, left); });
   };
-  return Answers<std::string>(count, ask, row.at_once()).wait();
+  const auto ask = [&](size_t i) -> Answer {
+    Answer answer = ask_this(i, requests[i]);
+    while (manner.then) {
+      const std::optional<NextCall> next = manner.then(i, answer);
+      if (!next) break;
+      std::this_thread::sleep_for(next->after);
+      if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+      answer = ask_this(i, next->body);
+    }
+    return answer;
+  };
+  return Answers<std::string>(requests.size(), ask, row.at_once()).wait();
 }
 
 std::string request_about(const WhichJob& job, std::string_view body) {

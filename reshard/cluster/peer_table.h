@@ -25,6 +25,7 @@
 #include "store/base/error.h"
 #include "store/base/fan_out.h"
 #include "store/rpc/frame.h"
+#include "store/rpc/next_call.h"
 
 namespace ptc {
 
@@ -182,10 +183,11 @@ Result<std::string> ask_by(const PeerRow& row, size_t request_bytes,
 
 /// How long who asks several waits: for each from when that is asked, however long its turn was
 /// waited for; and until when for all of them. Whose turn has not come by then is not asked.
-struct AskTime {
+struct AskManner {
   using Clock = std::chrono::steady_clock;
   std::chrono::milliseconds each;
   Clock::time_point until = Clock::time_point::max();
+  AfterAnswer then = {};  // what each is asked next
 
   /// Of one that is asked now; zero, or less: it is not asked.
   std::chrono::milliseconds now() const;
@@ -194,14 +196,17 @@ struct AskTime {
 /// The same of `count` at the same time. `ask_all` asks them all, as many at a time as the row
 /// says, each again at once where it may be (ask_each() does), and answers in their order.
 /// `request_bytes`: of the longest. `at_most`: of all together.
-using AskAll = std::function<std::vector<Result<std::string>>(AskTime time)>;
+using AskAll = std::function<std::vector<Result<std::string>>(AskManner time)>;
 std::vector<Result<std::string>> ask_all_by(const PeerRow& row, size_t count, size_t request_bytes,
                                             std::chrono::milliseconds at_most,
                                             const AskAll& ask_all);
-/// Those of the numbers 0 … count − 1, each by a thread.
-using AskOneOnce = std::function<Result<std::string>(size_t i, std::chrono::milliseconds time)>;
-std::vector<Result<std::string>> ask_each(const PeerRow& row, size_t count, AskTime time,
-                                          const std::stop_token& stop, const AskOneOnce& once);
+/// As many as there are requests, each by a thread.
+using AskOneOnce = std::function<Result<std::string>(size_t i, std::string_view request,
+                                                     std::chrono::milliseconds time)>;
+std::vector<Result<std::string>> ask_each(const PeerRow& row,
+                                          const std::vector<std::string_view>& requests,
+                                          const AskManner& manner, const std::stop_token& stop,
+                                          const AskOneOnce& once);
 
 /// A job, and no other that has its name before or after it.
 struct WhichJob {

@@ -268,16 +268,16 @@ Result<> hash_found(const CommitRequest& request, const Model& model,
   if (request.hashing_begins) request.hashing_begins(bytes_total);
   std::vector<std::string> requests;
   for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
-  Answers<std::string> hashed_elsewhere(
-      elsewhere.size(),
-      [&](size_t i) {
-        Result<std::string> answer = elsewhere[i].hash(requests[i]);
-        if (request.bytes_hashed != nullptr && answer)
-          if (const auto own = bytes.find(&elsewhere[i]); own != bytes.end())
-            *request.bytes_hashed += own->second;
-        return answer;
-      },
-      kAtWorkAtOnce);
+  const auto has_hashed = [&](size_t i) {
+    if (request.bytes_hashed == nullptr) return;
+    if (const auto own = bytes.find(&elsewhere[i]); own != bytes.end())
+      *request.bytes_hashed += own->second;
+  };
+  // Waited for by one thread, while this one hashes what is here.
+  Answers<std::vector<Result<std::string>>> hashed_elsewhere(
+      elsewhere.empty() ? 0 : 1, [&](size_t) -> Result<std::vector<Result<std::string>>> {
+        return request.hash_elsewhere(requests, has_hashed);
+      });
   auto hash_here = [&]() -> Result<> {
     std::vector<ArrayToHash> arrays;
     std::vector<Found*> origin;
@@ -303,10 +303,14 @@ Result<> hash_found(const CommitRequest& request, const Model& model,
     return ok();
   };
   Result<> hashed = hash_here();
-  std::vector<Result<std::string>> answers = hashed_elsewhere.wait();
+  std::vector<Result<std::vector<Result<std::string>>>> waited = hashed_elsewhere.wait();
   for (size_t i = 0; i < elsewhere.size(); ++i) {
-    Result<std::string>& answer = answers[i];
     if (hashed.has_error()) continue;
+    if (waited[0].has_error()) {
+      hashed = waited[0].error();
+      continue;
+    }
+    Result<std::string>& answer = waited[0].value()[i];
     if (answer.has_error()) hashed = std::move(answer).error();
     else hashed = take_hashes(elsewhere[i], answer.value(), found);
   }

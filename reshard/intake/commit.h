@@ -97,14 +97,17 @@ struct CommitRequest {
   /// are counted, on whatever thread; those of another node when it has them all.
   std::function<void(uint64_t bytes_total)> hashing_begins = {};
   std::atomic<uint64_t>* bytes_hashed = nullptr;
+  /// Asks all that have files elsewhere to hash_files(), in their order, and waits for all answers;
+  /// `hashed` is told of each that has. Where there are such.
+  std::function<std::vector<Result<std::string>>(const std::vector<std::string>& requests,
+                                                 const std::function<void(size_t i)>& hashed)>
+      hash_elsewhere = {};
 };
 
-/// The files of a checkpoint that another node has taken. `listing` is what its list_files() said;
-/// `hash` asks it to hash_files().
+/// The files of a checkpoint that another node has taken. `listing` is what its list_files() said.
 struct FilesElsewhere {
   std::string node;
   std::string listing;
-  std::function<Result<std::string>(const std::string& request)> hash;
 };
 
 /// What another node must know of a directory's files to make sense of them: names, sizes, headers.

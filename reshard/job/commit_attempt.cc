@@ -18,7 +18,6 @@
 #include "reshard/move/change.h"
 #include "reshard/move/placement.h"
 #include "reshard/ptc/model_facts.h"
-#include "store/base/fan_out.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
 #include "store/base/shell_word.h"
@@ -33,6 +32,7 @@ constexpr auto kWaitForRelease =
     1200ms;  // the kernel tells of a last close after close() has returned; nodes wait as long
 constexpr auto kWaitForNodes = 5s;  // when one comes or goes, not all hear of it at the same moment
 constexpr auto kSilence = 30s;      // of a node that lives, and does not answer
+constexpr std::chrono::milliseconds kAskedAgain{5}, kLongestWait{200};  // more each time
 constexpr auto kDecisionTime = 150ms;  // a rename that has less left is not worth a decision
 constexpr auto kHurry = 300ms;         // who has less waits for what is ready, or has just begun
 constexpr auto kJustBegun = 50ms;
@@ -303,29 +303,29 @@ Result<> CommitAttempt::take_elsewhere() {
                                                            {"from", cluster.self()},
                                                            {"fence", fence_.value().revision}});
   const auto busy_until = Clock::now() + kWaitForRelease;
-  auto take = [&](const std::string& node) -> Result<std::string> {
-    for (;;) {
-      Result<std::string> listing =
-          job_.peers.ask(node, PeerMethod::kTake, request, stop_.get_token());
-      if (listing.has_value() || stop_.stop_requested()) return listing;
-      const Code code = listing.error().code();
-      if (code == Code::kUnavailable && !is_among(cluster.alive(), node)) return std::string(kAway);
-      const bool again =
-          Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
-          (code == Code::kUnavailable || code == Code::kBusy);
-      if (!again) return listing;
-      std::this_thread::sleep_for(code == Code::kBusy ? 5ms : 50ms);
-    }
+  std::vector<std::chrono::milliseconds> pauses(others.size(), kAskedAgain);
+  std::vector<char> away(others.size(), false);
+  // Each by itself, whatever the others say.
+  const auto again = [&](size_t i, const Result<std::string>& listing) -> std::optional<NextCall> {
+    if (listing.has_value() || stop_.stop_requested()) return std::nullopt;
+    const Code code = listing.error().code();
+    away[i] = code == Code::kUnavailable && !is_among(cluster.alive(), others[i]);
+    const bool may_change =
+        Clock::now() < (code == Code::kUnavailable ? started_ + kSilence : busy_until) &&
+        (code == Code::kUnavailable || code == Code::kBusy);
+    if (away[i] || !may_change) return std::nullopt;
+    return NextCall{request, std::exchange(pauses[i], std::min(2 * pauses[i], kLongestWait))};
   };
   std::vector<MetaTransaction::Compare> fences;
   for (const std::string& node : others) fences.push_back(cluster.fence_of(node));
   asked_.insert(asked_.end(), others.begin(), others.end());
-  Answers<std::string> taken(others.size(), [&](size_t i) { return take(others[i]); });
-  std::vector<Result<std::string>> listings = taken.wait();
+  std::vector<Result<std::string>> listings = job_.peers.ask_all(
+      others, PeerMethod::kTake, std::vector(others.size(), request), stop_.get_token(), {}, again);
   Result<> result = ok();
   std::set<std::string> answered;
   for (size_t i = 0; i < others.size(); ++i) {
     Result<std::string>& listing = listings[i];
+    if (away[i]) listing = std::string(kAway);
     if (listing.has_value() && listing.value() == TakenDirs::kLost) {
       without_.insert(others[i]);  // it has nothing there that an error could speak of
       listing.value().clear();
@@ -339,17 +339,12 @@ Result<> CommitAttempt::take_elsewhere() {
       if (result.has_value()) result = std::move(listing).error();
       continue;
     }
-    Elsewhere one{{others[i], "", {}}, fences[i]};
+    Elsewhere one{{others[i], ""}, fences[i]};
     one.files.listing = std::move(listing).value();
     if (one.files.listing.empty()) {
       without_.insert(others[i]);
       continue;
     }
-    one.files.hash = [this, node = one.files.node](const std::string& files) {
-      return job_.peers.ask(node, PeerMethod::kHash,
-                            json::serialize(json::object{{"id", id_}}) + "\n" + files,
-                            stop_.get_token());
-    };
     elsewhere_.push_back(std::move(one));
   }
   PTC_TRY(std::move(result));
@@ -405,10 +400,23 @@ Result<> CommitAttempt::draft() {
     }
   }
   std::vector<FilesElsewhere> files;
+  std::vector<std::string> nodes;
   for (const Elsewhere& one : elsewhere_) {
     files.push_back(one.files);
+    nodes.push_back(one.files.node);
     fences_.push_back(one.fence);
   }
+  request.hash_elsewhere = [&](const std::vector<std::string>& requests,
+                               const std::function<void(size_t)>& hashed) {
+    std::vector<std::string> bodies;
+    for (const std::string& one : requests)
+      bodies.push_back(json::serialize(json::object{{"id", id_}}) + "\n" + one);
+    const auto then = [&](size_t i, const Result<std::string>& answer) -> std::optional<NextCall> {
+      if (answer.has_value()) hashed(i);
+      return std::nullopt;
+    };
+    return job_.peers.ask_all(nodes, PeerMethod::kHash, bodies, stop_.get_token(), {}, then);
+  };
   const auto deadline = started_ + kWaitForRelease;
   auto draft_now = [&] {
     return draft_commit(request, files, *job_.place.services.executor, job_.hashing.hashes(),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <boost/json/object.hpp>
+#include <optional>
 
 #include "reshard/job/job_parts.h"
 #include "reshard/job/names.h"
@@ -46,27 +47,35 @@ std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string
   const std::string request = request_about(job_, body);
   std::vector<Cluster::Question> questions;
   for (const std::string& node : nodes) questions.push_back({node, request});
-  return ask_all(method, questions, std::move(stop), {});
+  return ask_all(method, questions, std::move(stop), {}, {});
 }
 
 std::vector<Result<std::string>> JobPeers::ask_all(const std::vector<std::string>& nodes,
                                                    PeerMethod method,
                                                    const std::vector<std::string>& bodies,
                                                    std::stop_token stop,
-                                                   std::chrono::milliseconds at_most) const {
+                                                   std::chrono::milliseconds at_most,
+                                                   AfterAnswer then) const {
   std::vector<std::string> requests;
   for (const std::string& body : bodies) requests.push_back(request_about(job_, body));
   std::vector<Cluster::Question> questions;
   for (size_t i = 0; i < nodes.size(); ++i) questions.push_back({nodes[i], requests[i]});
-  return ask_all(method, questions, std::move(stop), at_most);
+  if (then)
+    then = [this, then](size_t i, const Result<std::string>& answer) {
+      std::optional<NextCall> next = then(i, answer);
+      if (next) next->body = request_about(job_, next->body);
+      return next;
+    };
+  return ask_all(method, questions, std::move(stop), at_most, std::move(then));
 }
 
 std::vector<Result<std::string>> JobPeers::ask_all(PeerMethod method,
                                                    const std::vector<Cluster::Question>& questions,
                                                    std::stop_token stop,
-                                                   std::chrono::milliseconds at_most) const {
+                                                   std::chrono::milliseconds at_most,
+                                                   AfterAnswer then) const {
   std::vector<Result<std::string>> answers =
-      cluster_.ask_all(method, questions, std::move(stop), at_most);
+      cluster_.ask_all(method, questions, std::move(stop), at_most, std::move(then));
   for (size_t i = 0; i < answers.size(); ++i)
     if (answers[i].has_error())
       answers[i] = std::move(answers[i]).error().with_context("node " + questions[i].node);

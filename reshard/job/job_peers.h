@@ -48,19 +48,20 @@ class JobPeers {
                           std::stop_token stop = {}) const;
 
   /// Several at the same time, each the same, or each its own: by their numbers. `at_most`: waits
-  /// no longer; 0: as the row says.
+  /// no longer; 0: as the row says. `then`: what each is asked next.
   std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
                                            std::string_view body, std::stop_token stop = {}) const;
   std::vector<Result<std::string>> ask_all(const std::vector<std::string>& nodes, PeerMethod method,
                                            const std::vector<std::string>& bodies,
                                            std::stop_token stop = {},
-                                           std::chrono::milliseconds at_most = {}) const;
+                                           std::chrono::milliseconds at_most = {},
+                                           AfterAnswer then = {}) const;
 
  private:
   std::vector<Result<std::string>> ask_all(PeerMethod method,
                                            const std::vector<Cluster::Question>& questions,
-                                           std::stop_token stop,
-                                           std::chrono::milliseconds at_most) const;
+                                           std::stop_token stop, std::chrono::milliseconds at_most,
+                                           AfterAnswer then) const;
 
   const WhichJob job_;
   Cluster& cluster_;

@@ -7,7 +7,7 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <chrono>
-#include <thread>
+#include <optional>
 #include <unordered_map>
 
 #include "reshard/checkpoint/examine.h"
@@ -55,6 +55,41 @@ Result<> read_slowly(const Checkpoint& checkpoint, const StoredState& stored, ui
   }
   return ok();
 }
+
+/// What a node is asked, one request after the other, so that no answer becomes long.
+class Batches {
+ public:
+  /// `images`: none: all that it has. What it is made of outlives it.
+  Batches(const CheckpointRecord& record, const StoredState& stored, const CommonCuts& cuts,
+          const std::string& node, std::vector<uint32_t> images, bool paced)
+      : record_(record), stored_(stored), cuts_(cuts), images_(std::move(images)), paced_(paced) {
+    if (images_.empty())
+      for (uint32_t i = 0; i < stored.images.size(); ++i)
+        if (stored.images[i].node == node) images_.push_back(i);
+  }
+  bool all_asked_for() const { return next_ == images_.size(); }
+  std::string next() {
+    constexpr uint64_t kBatchBytes = 256 << 20;
+    std::vector<uint32_t> batch;
+    for (uint64_t bytes = 0; !all_asked_for() && (batch.empty() || bytes < kBatchBytes); ++next_) {
+      batch.push_back(images_[next_]);
+      bytes += stored_.layouts()[images_[next_]].bytes;
+    }
+    return json::serialize(json::object{{"id", record_.id},
+                                        {"stored", record_.stored},
+                                        {"paced", paced_},
+                                        {"images", json::array(batch.begin(), batch.end())},
+                                        {"cuts", to_json(cuts_, stored_, batch)}});
+  }
+
+ private:
+  const CheckpointRecord& record_;
+  const StoredState& stored_;
+  const CommonCuts& cuts_;
+  std::vector<uint32_t> images_;
+  bool paced_;
+  size_t next_ = 0;
+};
 
 }  // namespace
 
@@ -172,75 +207,62 @@ Result<std::vector<ImageContent>> Verifier::read_images(
     const std::map<std::string, std::vector<uint32_t>>& by_node, const CommonCuts& cuts, Pace* pace,
     std::stop_token stop) const {
   if (pace != nullptr) stop = pace->stopped();
-  std::vector<std::pair<std::string, std::vector<uint32_t>>> elsewhere(by_node.begin(),
-                                                                       by_node.end());
-  std::erase_if(elsewhere, [&](const auto& one) { return one.first == place_.node_key(); });
   // Where one fails nobody wants what the others read.
   std::stop_source given_up;
   const std::stop_callback passes_on(stop, [&] { given_up.request_stop(); });
   struct Shared {
     Mutex mutex;
     Result<> read PTC_GUARDED_BY(mutex) = ok();  // the first error
+    std::vector<ImageContent> contents PTC_GUARDED_BY(mutex);
   } shared;
-  auto unless_failed = [&](Result<std::vector<ImageContent>> some) {
-    if (some.has_value()) return some;
+  const auto add = [&](Result<std::vector<ImageContent>> some) {
     MutexLock lock(shared.mutex);
-    if (shared.read.has_value()) shared.read = some.error();
+    if (some.has_value()) {
+      std::move(some.value().begin(), some.value().end(), std::back_inserter(shared.contents));
+      return;
+    }
+    if (shared.read.has_value()) shared.read = std::move(some).error();
     given_up.request_stop();
-    return some;
   };
-  Answers<std::vector<ImageContent>> answers(
-      elsewhere.size(),
-      [&](size_t i) {
-        return unless_failed(ask_for_images(record, stored, elsewhere[i].first, elsewhere[i].second,
-                                            cuts, pace != nullptr, given_up.get_token()));
-      },
-      kAtWorkAtOnce);
-  std::vector<ImageContent> contents;
-  if (const auto own = by_node.find(place_.node_key()); own != by_node.end()) {
-    auto here = unless_failed(
-        read_own_images(*record.checkpoint, stored, cuts, pace, own->second, given_up.get_token()));
-    if (here.has_value()) contents = std::move(here).value();
+  std::vector<Batches> elsewhere;
+  std::vector<std::string> nodes, first;
+  for (const auto& [node, images] : by_node) {
+    if (node == place_.node_key()) continue;
+    Batches batches(record, stored, cuts, node, images, pace != nullptr);
+    if (batches.all_asked_for()) continue;
+    nodes.push_back(node);
+    first.push_back(batches.next());
+    elsewhere.push_back(std::move(batches));
   }
-  for (Result<std::vector<ImageContent>>& theirs : answers.wait()) {
+  const auto then = [&](size_t i, const Result<std::string>& answer) -> std::optional<NextCall> {
+    if (answer.has_error()) {
+      add(make_error(answer.error().code(), "node {}: {}", nodes[i], answer.error().message()));
+      return std::nullopt;
+    }
+    add(contents_from(answer.value()));
+    if (elsewhere[i].all_asked_for()) return std::nullopt;
+    if (given_up.stop_requested()) {
+      add(make_error(Code::kCancelled, "nobody waits for it any more"));
+      return std::nullopt;
+    }
+    return NextCall{elsewhere[i].next()};
+  };
+  // Waited for by one thread, while this one reads what is here.
+  Answers<std::vector<Result<std::string>>> answers(
+      nodes.empty() ? 0 : 1, [&](size_t) -> Result<std::vector<Result<std::string>>> {
+        return peers_.ask_all(nodes, PeerMethod::kExamine, first, given_up.get_token(), {}, then);
+      });
+  if (const auto own = by_node.find(place_.node_key()); own != by_node.end())
+    add(read_own_images(*record.checkpoint, stored, cuts, pace, own->second, given_up.get_token()));
+  for (Result<std::vector<Result<std::string>>>& theirs : answers.wait()) {
+    if (theirs.has_error()) add(theirs.error());
     if (theirs.has_value())
-      std::move(theirs.value().begin(), theirs.value().end(), std::back_inserter(contents));
-    else (void)unless_failed(std::move(theirs));  // which was not even asked
+      for (Result<std::string>& one : theirs.value())
+        if (one.has_error()) add(std::move(one).error());  // it may not even have been asked
   }
   MutexLock lock(shared.mutex);
   PTC_TRY(std::move(shared.read));
-  return contents;
-}
-
-Result<std::vector<ImageContent>> Verifier::ask_for_images(const CheckpointRecord& record,
-                                                           const StoredState& stored,
-                                                           const std::string& node,
-                                                           std::vector<uint32_t> images,
-                                                           const CommonCuts& cuts, bool paced,
-                                                           const std::stop_token& stop) const {
-  constexpr uint64_t kBatchBytes = 256 << 20;
-  if (images.empty())
-    for (uint32_t i = 0; i < stored.images.size(); ++i)
-      if (stored.images[i].node == node) images.push_back(i);
-  std::vector<ImageContent> contents;
-  for (size_t next = 0; next < images.size();) {
-    std::vector<uint32_t> batch;
-    for (uint64_t bytes = 0; next < images.size() && (batch.empty() || bytes < kBatchBytes);
-         ++next) {
-      batch.push_back(images[next]);
-      bytes += stored.layouts()[images[next]].bytes;
-    }
-    if (stop.stop_requested()) return make_error(Code::kCancelled, "nobody waits for it any more");
-    const json::object request{{"id", record.id},
-                               {"stored", record.stored},
-                               {"paced", paced},
-                               {"images", json::array(batch.begin(), batch.end())},
-                               {"cuts", to_json(cuts, stored, batch)}};
-    PTC_TRY(auto answer, peers_.ask(node, PeerMethod::kExamine, json::serialize(request), stop));
-    PTC_TRY(auto some, contents_from(answer));
-    std::move(some.begin(), some.end(), std::back_inserter(contents));
-  }
-  return contents;
+  return std::move(shared.contents);
 }
 
 Result<Findings> Verifier::examine(const CheckpointRecord& record, Pace* pace,

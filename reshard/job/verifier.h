@@ -61,12 +61,6 @@ class Verifier {
                                                     const CommonCuts& cuts, Pace* pace,
                                                     const std::vector<uint32_t>& only,
                                                     std::stop_token stop) const;
-  Result<std::vector<ImageContent>> ask_for_images(const CheckpointRecord& record,
-                                                   const StoredState& stored,
-                                                   const std::string& node,
-                                                   std::vector<uint32_t> images,
-                                                   const CommonCuts& cuts, bool paced,
-                                                   const std::stop_token& stop) const;
 
   const JobPlace& place_;
   const JobPeers& peers_;

@@ -84,9 +84,9 @@ class Membership : public Cluster {
     return calls_.call(node, row, request, time, std::move(stop));
   }
   std::vector<Result<std::string>> call_all(const std::vector<Question>& questions,
-                                            const PeerRow& row, AskTime time,
+                                            const PeerRow& row, AskManner manner,
                                             std::stop_token stop) override {
-    return calls_.call_all(questions, row, time, std::move(stop));
+    return calls_.call_all(questions, row, std::move(manner), std::move(stop));
   }
 
   struct Known {

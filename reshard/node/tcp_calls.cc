@@ -47,12 +47,12 @@ Result<std::string> TcpCalls::call(const std::string& node, const PeerRow& row,
 }
 
 std::vector<Result<std::string>> TcpCalls::call_all(const std::vector<Cluster::Question>& questions,
-                                                    const PeerRow& row, AskTime time,
+                                                    const PeerRow& row, AskManner manner,
                                                     std::stop_token stop) {
   std::vector<Peers::Call> calls;
   for (const Cluster::Question& one : questions) calls.push_back({one.node, row.name, one.request});
-  const Peers::Manner manner{row.at_once(), row.is_idempotent(), time.until};
-  return peers_.call_all(calls, manner, time.each, std::move(stop));
+  Peers::Manner how{row.at_once(), row.is_idempotent(), manner.until, std::move(manner.then)};
+  return peers_.call_all(calls, std::move(how), manner.each, std::move(stop));
 }
 
 std::vector<PeerNumbers> TcpCalls::numbers() const {

@@ -31,7 +31,7 @@ class TcpCalls final : public PeerCalls {
   std::vector<Result<>> meet_all(const std::vector<Place>& others,
                                  const std::string& own_address) override;
   std::vector<Result<std::string>> call_all(const std::vector<Cluster::Question>& questions,
-                                            const PeerRow& row, AskTime time,
+                                            const PeerRow& row, AskManner manner,
                                             std::stop_token stop) override;
   std::vector<PeerNumbers> numbers() const override;
 

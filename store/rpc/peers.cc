@@ -26,20 +26,6 @@ constexpr size_t kConnectAtOnce = 256;            // of one thread
 constexpr size_t kMeetAtOnce = 64;
 constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
 
-/// Who was turned away comes again later and later, and not all at the same moment.
-class Pauses {
- public:
-  std::chrono::milliseconds next() {
-    thread_local std::minstd_rand random{std::random_device()()};
-    const auto longest = std::exchange(longest_, std::min(2 * longest_, kLongestPause));
-    return std::chrono::milliseconds(
-        std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random));
-  }
-
- private:
-  std::chrono::milliseconds longest_ = kFirstPause;
-};
-
 }  // namespace
 
 Error broken_off(std::string message) {
@@ -78,6 +64,20 @@ struct Peers::Turn {
 };
 
 struct Peers::Impl {
+  /// Who was turned away comes again later and later, and not all at the same moment.
+  class Pauses {
+   public:
+    std::chrono::milliseconds next() {
+      thread_local std::minstd_rand random{std::random_device()()};
+      const auto longest = std::exchange(longest_, std::min(2 * longest_, kLongestPause));
+      return std::chrono::milliseconds(
+          std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random));
+    }
+
+   private:
+    std::chrono::milliseconds longest_ = kFirstPause;
+  };
+
   struct Kept {
     std::unique_ptr<Connection> connection;
     Deadline until;
@@ -212,7 +212,7 @@ Task<std::unique_ptr<Connection>> Peers::take(const std::string& node, Deadline 
 Task<> Peers::meet_until(const std::string& node, const std::string& address, Deadline last_try,
                          bool keep) {
   auto met = co_await impl_->connect(node, address, Deadline::max(), {});
-  for (Pauses pauses; !met && is_broken_off(met.error());) {
+  for (Impl::Pauses pauses; !met && is_broken_off(met.error());) {
     const auto wait = pauses.next();
     if (std::chrono::steady_clock::now() + wait >= last_try) break;
     co_await pause(wait, {});
@@ -271,7 +271,7 @@ Task<std::string> Peers::ask(const std::string& node, std::string_view method,
                              std::string_view body, Deadline deadline, std::stop_token stop,
                              Turn* turn) {
   auto answer = co_await ask_once(node, method, body, deadline, stop, turn);
-  for (Pauses pauses; !answer && is_too_busy(answer.error());) {
+  for (Impl::Pauses pauses; !answer && is_too_busy(answer.error());) {
     const auto wait = pauses.next();
     if (std::chrono::steady_clock::now() + wait >= deadline) break;
     co_await pause(wait, stop);
@@ -341,7 +341,20 @@ std::vector<Result<std::string>> Peers::call_all(const std::vector<Call>& calls,
                                            Error(Code::kUnavailable, "was not asked"));
   std::optional<Turns> turns;
   auto one = [&](size_t i) -> asio::awaitable<void> {
-    answers[i] = co_await ask_in_turn(calls[i], manner, timeout, stop, *turns);
+    Call call = calls[i];
+    answers[i] = co_await ask_in_turn(call, manner, timeout, stop, *turns);
+    for (std::string body; manner.then;) {
+      std::optional<NextCall> next = manner.then(i, answers[i]);
+      if (!next) break;
+      body = std::move(next->body);
+      call.body = body;
+      if (next->after > next->after.zero()) co_await pause(next->after, stop);
+      if (stop.stop_requested()) {
+        answers[i] = Error(Code::kCancelled, "cancelled");
+        break;
+      }
+      answers[i] = co_await ask_in_turn(call, manner, timeout, stop, *turns);
+    }
   };
   auto all = [&](IoExecutor executor) -> Task<> {
     turns.emplace(executor, kConnectAtOnce);

@@ -11,6 +11,7 @@
 #include "store/base/error.h"
 #include "store/net/io_threads.h"
 #include "store/rpc/credentials.h"
+#include "store/rpc/next_call.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -70,6 +71,9 @@ class Peers {
     bool again = false;
     /// Then nobody waits any longer, and none is asked any more (kUnavailable).
     std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max();
+    /// What each is asked next, of the same method and with a time of its own; the last answer is
+    /// the one that comes back.
+    AfterAnswer then = {};
   };
   std::vector<Result<std::string>> call_all(const std::vector<Call>& calls, Manner manner,
                                             std::chrono::milliseconds timeout,

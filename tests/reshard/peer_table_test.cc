@@ -108,15 +108,17 @@ TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
     const PeerRow& row = row_of(method);
     std::mutex mutex;
     std::vector<int> asked(4);
-    const auto once = [&](size_t i, std::chrono::milliseconds) -> Result<std::string> {
+    const auto once = [&](size_t i, std::string_view,
+                          std::chrono::milliseconds) -> Result<std::string> {
       std::lock_guard lock(mutex);
       ++asked[i];
       if (i == 3) return Error(Code::kBusy, "not now");
       if (i == 2 || (i == 1 && asked[i] == 1)) return broken_off("it broke");
       return std::to_string(i);
     };
-    const std::vector<Result<std::string>> answers =
-        ask_all_by(row, 4, 1, {}, [&](AskTime time) { return ask_each(row, 4, time, {}, once); });
+    const std::vector<Result<std::string>> answers = ask_all_by(row, 4, 1, {}, [&](AskManner time) {
+      return ask_each(row, std::vector<std::string_view>(4), time, {}, once);
+    });
     const bool again = row.is_idempotent();
     EXPECT_THAT(asked, ElementsAreArray({1, again ? 2 : 1, again ? 2 : 1, 1}));
     EXPECT_EQ(answers[0].value(), "0");
@@ -125,7 +127,7 @@ TEST(PeerTable, OfSeveralOnlyThoseAreAskedAgainWhoseConnectionBroke) {
     EXPECT_EQ(answers[2].error().errno_value(), 0);
     EXPECT_EQ(answers[3].error().code(), Code::kBusy);
   }
-  const auto nobody = [](AskTime) {
+  const auto nobody = [](const AskManner&) {
     ADD_FAILURE() << "asked";
     return std::vector<Result<std::string>>();
   };
@@ -240,9 +242,11 @@ PeerRow brief_row() {
 }
 
 ManyAsked asked_by(PeerCalls& calls, const PeerRow& row) {
-  return {[&](const std::vector<Cluster::Question>& questions, std::chrono::milliseconds at_most) {
-            return ask_all_by(row, questions.size(), 1, at_most, [&](AskTime time) {
-              return calls.call_all(questions, row, time, {});
+  return {[&](const std::vector<Cluster::Question>& questions, std::chrono::milliseconds at_most,
+              AfterAnswer then) {
+            return ask_all_by(row, questions.size(), 1, at_most, [&](AskManner manner) {
+              manner.then = then;
+              return calls.call_all(questions, row, manner, {});
             });
           },
           "w1", "w2", row.deadline};
@@ -264,6 +268,7 @@ TEST(PeerTable, OfManyTheTimeOfEachBeginsWhenItIsAsked) {
   const PeerRow row = brief_row();
   EXPECT_EQ(asked_by(calls, row).those_that_are_well_answer(), "");
   EXPECT_EQ(asked_by(calls, row).who_asks_waits_no_longer_than_he_said(), "");
+  EXPECT_EQ(asked_by(calls, row).each_is_asked_on_by_itself(), "");
 }
 
 TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
@@ -276,8 +281,10 @@ TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
   options.images = images.get();
   const std::unique_ptr<PeerServer> server = PeerServer::start(options).value();
   const PeerRow row = brief_row();
-  server->handle(std::string(row.name),
-                 [](std::string_view, const std::string&) { return Result<std::string>("well"); });
+  server->handle(
+      std::string(row.name),
+      [](std::string_view, const std::string&) { return Result<std::string>("well"); },
+      PeerServer::Pace::kAtOnce);
   const Listener silent = listen_on(PeerAddress::parse("127.0.0.1:0").value()).value();
   PeersOptions own;
   own.node = "w0";
@@ -286,8 +293,20 @@ TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
   peers->set("w1", silent.address);
   peers->set("w2", server->address());
   TcpCalls calls(*peers);
+  const auto threads = [] {
+    return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+  };
+  const auto before = threads();
+  std::atomic<std::ptrdiff_t> most = 0;
+  std::jthread looks([&](const std::stop_token& stop) {
+    for (; !stop.stop_requested(); std::this_thread::sleep_for(5ms))
+      most = std::max(most.load(), threads());
+  });
   EXPECT_EQ(asked_by(calls, row).those_that_are_well_answer(), "");
   EXPECT_EQ(asked_by(calls, row).who_asks_waits_no_longer_than_he_said(), "");
+  EXPECT_EQ(asked_by(calls, row).each_is_asked_on_by_itself(), "");
+  looks = {};
+  EXPECT_LE(most, before + 10) << "one that waits takes no thread";
 }
 
 TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {

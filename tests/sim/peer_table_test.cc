@@ -49,11 +49,12 @@ TEST(SimPeerTable, OfManyTheTimeOfEachBeginsWhenItIsAsked) {
       if (!cluster.wait_up(node, 60s)) failures.push_back("a node does not start");
     sleep(5s);  // all know of each other
     cluster.network().cut(1, 0);
-    const testing::ManyAsked asked{
-        [&](const std::vector<Cluster::Question>& questions, std::chrono::milliseconds at_most) {
-          return cluster.member(0).ask_all(PeerMethod::kSpace, questions, {}, at_most);
-        },
-        "w1", "w2", row_of(PeerMethod::kSpace).deadline};
+    const testing::ManyAsked asked{[&](const std::vector<Cluster::Question>& questions,
+                                       std::chrono::milliseconds at_most, AfterAnswer then) {
+                                     return cluster.member(0).ask_all(PeerMethod::kSpace, questions,
+                                                                      {}, at_most, then);
+                                   },
+                                   "w1", "w2", row_of(PeerMethod::kSpace).deadline};
     cluster.on(0, [&](JobStore&) {
       for (const std::string& why :
            {asked.those_that_are_well_answer(), asked.who_asks_waits_no_longer_than_he_said()})
