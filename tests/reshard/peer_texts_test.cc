@@ -30,11 +30,10 @@ TEST(PeerTexts, PartsOfPlans) {
 TEST(PeerTexts, ListsOfFiles) {
   auto list = [](const std::string& shape) {
     return FilesElsewhere{
-        "w1",
-        R"({"files": [{"rank": 0, "path": "model.safetensors", "bytes": 8, "index": false, )"
-        R"("set": "", "set_index": "", "promised": [], "header": 0, )"
-        R"("tensors": [["a", "F32", )" +
-            shape + ", 0, 8]]}]}\n"};
+        "w1", R"({"files": [{"rank": 0, "path": "model.safetensors", "bytes": 8, "index": false, )"
+              R"("set": "", "set_index": "", "promised": [], "header": 0, )"
+              R"("tensors": [["a", "F32", )" +
+                  shape + ", 0, 8]]}]}\n"};
   };
   const FilesElsewhere right = list("[2]");
   Result<std::vector<Found>> found = read_listing(right);
