@@ -27,10 +27,8 @@ void CheckpointRecord::lies(std::shared_ptr<const StoredState> there) {
   nodes = where->nodes;
   std::erase(nodes, "");  // of a node that is alone
   more_nodes = static_cast<int64_t>(nodes.size()) - static_cast<int64_t>(kNamedNodes);
-  if (more_nodes > 0)
-    nodes.resize(kNamedNodes);
-  else
-    more_nodes = 0;
+  if (more_nodes > 0) nodes.resize(kNamedNodes);
+  else more_nodes = 0;
 }
 
 JobRecord KnownJob::record() const {
