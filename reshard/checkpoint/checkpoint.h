@@ -163,12 +163,16 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// hf/; without one what all workers load. What cannot be made is said in a file of the set.
   Result<FileSetRef> served_files(const ServedLayout& layout, std::optional<uint32_t> worker) const;
 
-  /// Of what Megatron-LM saved in its own format; nullopt: of anything else.
+  /// Of what Megatron-LM saved; nullopt: of anything else.
   struct MegatronTree {
     std::string in_rank;  // where the files of a rank's mp_rank_… are in rank_files(): "", "x/"
     std::optional<uint64_t> iteration;
+    /// A distributed checkpoint, which Megatron cuts itself: dcp_files() under each layout.
+    bool is_distributed = false;
   };
-  bool is_megatron_tree() const { return facts_->megatron_directory.has_value(); }
+  bool is_megatron_tree() const {
+    return facts_->megatron_directory.has_value() || facts_->torch_dist_directory.has_value();
+  }
   Result<std::optional<MegatronTree>> megatron_tree() const;
 
   /// By directory the values.pt of what distributed checkpointing wrote there (dcp_values.h): made

@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "reshard/checkpoint/deepspeed_name.h"
@@ -78,6 +79,7 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
       megatron_directory = info.file.substr(0, at);
       break;
     }
+  find_torch_dist();
   bool first = true;
   for (const WrittenFile& file : manifest.files) {
     const ReadRights rights = manifest.rights_of(file);
@@ -86,6 +88,23 @@ CheckpointFacts::CheckpointFacts(Manifest manifest_given, std::string headers_gi
     const auto [known, fresh] =
         rights_by_file_.try_emplace(file.set.empty() ? file.path : file.set, rights);
     if (!fresh) known->second = known->second.narrowed_to(rights);
+  }
+}
+
+void CheckpointFacts::find_torch_dist() {
+  constexpr std::string_view kCommon = "common.pt", kShard = ".distcp";
+  std::set<std::string_view> commons, shards;  // directories that have one
+  for (const WrittenFile& file : manifest.files) {
+    const std::string_view path = file.path;
+    const size_t name = path.rfind('/') + 1;
+    if (name == 0) continue;
+    if (file.has_tensors && path.ends_with(kShard)) shards.insert(path.substr(0, name));
+    if (!file.has_tensors && path.substr(name) == kCommon) commons.insert(path.substr(0, name));
+  }
+  for (const std::string_view directory : commons) {
+    const std::string_view below = directory.substr(0, directory.size() - 1);
+    if (shards.contains(directory) && is_megatron_iteration(below.substr(below.rfind('/') + 1)))
+      torch_dist_directory = directory;
   }
 }
 

@@ -54,6 +54,9 @@ class CheckpointFacts {
   /// Where in a rank's directory Megatron's own file is ("", "x/"); nullopt: it is not of
   /// Megatron's.
   std::optional<std::string> megatron_directory;
+  /// Where Megatron's own distributed checkpoint is in a rank's directory ("iter_0000100/"), with
+  /// its common.pt; nullopt: there is none.
+  std::optional<std::string> torch_dist_directory;
   /// What all written files that have the tensor, as far as their name tells, allow.
   const ReadRights& rights_of(uint32_t tensor) const {
     return rights_in(manifest.model->tensors()[tensor].file);
@@ -76,6 +79,7 @@ class CheckpointFacts {
   void find_primary(const std::vector<bool>& parameters);
   void find_left_out(const std::vector<bool>& parameters);
   void find_zero_uncut();
+  void find_torch_dist();
   std::string make_meta_json() const;
   std::unordered_map<std::string, ReadRights> rights_by_file_;
   ReadRights rights_of_all_;

@@ -155,6 +155,9 @@ Result<std::shared_ptr<const Checkpoint::TextsByDirectory>> Checkpoint::values_o
 
 Result<std::optional<Checkpoint::MegatronTree>> Checkpoint::megatron_tree() const {
   if (!is_megatron_tree()) return std::optional<MegatronTree>();
+  if (!facts_->megatron_directory)
+    return std::optional(
+        MegatronTree{{}, megatron_iteration_of(*facts_->torch_dist_directory), true});
   MegatronTree tree{*facts_->megatron_directory, {}};
   const std::string path = tree.in_rank + std::string(kMegatronFile);
   for (const WrittenFile& file : manifest().files) {

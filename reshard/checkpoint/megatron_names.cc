@@ -8,7 +8,7 @@
 namespace ptc {
 namespace {
 
-constexpr std::string_view kRankDirectory = "mp_rank_";
+constexpr std::string_view kRankDirectory = "mp_rank_", kIteration = "iter_";
 
 /// "01" and "002": at least `digits` of them.
 std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
@@ -24,7 +24,6 @@ std::optional<uint32_t> number_of(std::string_view text, size_t digits) {
 }  // namespace
 
 bool is_megatron_iteration(std::string_view name) {
-  constexpr std::string_view kIteration = "iter_";
   return name == "release" ||
          (name.starts_with(kIteration) && name.size() > kIteration.size() &&
           name.find_first_not_of("0123456789", kIteration.size()) == name.npos);
@@ -32,6 +31,16 @@ bool is_megatron_iteration(std::string_view name) {
 
 std::string megatron_iteration_name(std::optional<uint64_t> iteration) {
   return iteration ? fmt::format("iter_{:07}", *iteration) : "release";
+}
+
+std::optional<uint64_t> megatron_iteration_of(std::string_view path) {
+  const size_t at = path.rfind(kIteration);
+  if (at == path.npos) return std::nullopt;
+  const std::string_view digits = path.substr(at + kIteration.size());
+  uint64_t iteration = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), iteration);
+  return error == std::errc() ? std::optional(iteration) : std::nullopt;
 }
 
 std::string megatron_tracker_text(std::optional<uint64_t> iteration) {

@@ -22,6 +22,8 @@ inline constexpr std::string_view kMegatronTracker = "latest_checkpointed_iterat
 bool is_megatron_iteration(std::string_view name);
 /// "iter_0000100", and "100"; of none both are "release".
 std::string megatron_iteration_name(std::optional<uint64_t> iteration);
+/// That of "iter_0000100", whatever lies before or behind that name in a path; nullopt: of none.
+std::optional<uint64_t> megatron_iteration_of(std::string_view path);
 std::string megatron_tracker_text(std::optional<uint64_t> iteration);
 
 /// The numbers of "mp_rank_01_002"; empty: it is no such name.

@@ -132,6 +132,7 @@ class MegatronCore(mount.TestCase):
         self.expect_same(state, {"decoder.w": whole, "optimizer.state.exp_avg.decoder.w": whole + 1}, "dcp/")
         for world in (1, 4):
             self.run_ranks(world, "-c", TORCH_DIST_LOAD, job.checkpoint("base", "dcp"))
+            self.run_ranks(world, "-c", TORCH_DIST_LOAD, job.file("current", "megatron", "iter_0000100"))
         self.assertEqual(torch.load(job.rank_file("base", "tp1-pp1-dp1", 0, "iter_0000100/common.pt"), weights_only=True)["iteration"], 100)
 
     def test_torch_dist_under_other_sizes(self):

@@ -1038,6 +1038,13 @@ class ReadByDcp(Checkpoints):
         self.assertEqual(sorted(os.listdir(at)), [".metadata", "__0_0.distcp", "common.pt", "metadata.json", "more"])
         for name, content in written.items():
             self.assertEqual(mount.read_bytes(f"{at}/{name}"), content)
+        for layout in ("tp1-pp1-dp1", "tp1-pp1-dp4"):  # for Megatron's --load
+            tree = job.checkpoint("base", "layouts", layout, "megatron")
+            self.assertEqual(sorted(os.listdir(tree)), ["iter_0000100", "latest_checkpointed_iteration.txt"])
+            self.assertEqual(mount.read_text(tree + "/latest_checkpointed_iteration.txt"), "100")
+            self.assertEqual(sorted(os.listdir(tree + "/iter_0000100")), sorted(os.listdir(at)))
+            for name in (".metadata", "common.pt", "more/x.bin"):
+                self.assertEqual(mount.read_bytes(f"{tree}/iter_0000100/{name}"), mount.read_bytes(f"{at}/{name}"))
 
     def test_safetensors(self):
         job = self.new_job()

@@ -70,6 +70,14 @@ class MegatronIterationDir : public FrozenDir {
 }  // namespace
 
 FsResult<NodeRef> MegatronDir::find(const std::string& name) {
+  if (name == megatron_iteration_name(tree_.iteration) && tree_.is_distributed) {
+    std::string key = child_key(name);
+    if (NodeRef node = known(key)) return node;
+    auto make = [of = checkpoint()->checkpoint] { return of->dcp_files(); };
+    auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+    return intern(
+        std::make_shared<WholeSetDir>(job(), checkpoint(), std::move(key), std::move(source)));
+  }
   if (name == megatron_iteration_name(tree_.iteration))
     return intern(std::make_shared<MegatronIterationDir>(job(), checkpoint(), child_key(name),
                                                          spec_, tree_.in_rank));

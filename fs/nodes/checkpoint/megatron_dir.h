@@ -2,8 +2,10 @@
 // this layout (`--load …/current/megatron`):
 //   latest_checkpointed_iteration.txt
 //   iter_0000100/mp_rank_01_002/model_optim_rng.pt
-// A directory has the files of the first of its tensor-parallel rank, stage and expert rank's
-// data-parallel ranks, as if nothing was cut over these: Megatron loads all there.
+// Of its distributed checkpoint (torch_dist) iter_0000100/ has what is in dcp/, the same under each
+// layout: Megatron cuts that itself.
+// A directory of the other has the files of the first of its tensor-parallel rank, stage and expert
+// rank's data-parallel ranks, as if nothing was cut over these: Megatron loads all there.
 #pragma once
 
 #include <memory>
