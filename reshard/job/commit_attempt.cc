@@ -617,30 +617,29 @@ Result<> CommitAttempt::decide() {
 
 Result<> CommitAttempt::decide_once() {
   MutexLock change(job_.decisions.mutex());
-  JobDecision decision(job_.place.name);
   InForce next;
+  LastSequence sequence;
   bool in_place = false;
-  {
-    const JobKnowledge::Snapshot known = job_.knowledge.now();
-    record_.sequence = known->sequence.last + 1;
-    // Written in the layout wanted: it is current at once.
-    in_place = known->in_force.revision == known->saved.revision &&
-               known->in_force.spec == draft_.manifest.written_spec;
-    next = known->in_force;
-    decision.rests_on_keys(fences_);
-    decision.rests_on_no_checkpoint(name_);
-    decision.rests_on(known->in_force);
-    decision.rests_on(known->sequence);
-  }
-  const LastSequence sequence{record_.sequence};
-  decision.put(sequence);
-  decision.put(name_, record_);
-  decision.put(draft_.manifest.written_spec);
-  if (in_place) {
-    next.current = name_;
-    decision.put(next);
-  }
-  PTC_TRY(const int64_t committed, job_.place.commit(std::move(decision)));
+  const auto commits = [&](JobUpdate& update) -> Result<bool> {
+    update.rests_on(fences_);
+    if (update.record_of(name_) != nullptr)
+      return make_error(Code::kConflict, "checkpoint {} exists already", name_);
+    sequence.last = record_.sequence = update.sequence().last + 1;
+    next = update.in_force();
+    // Written in the layout wanted: it is current at once. If that is another by now, all is
+    // brought to it as if the edit had come after this: it holds up no commit.
+    in_place = next.revision == update.glance().saved.revision &&
+               next.spec == draft_.manifest.written_spec;
+    update.put(sequence);
+    update.put(name_, record_);
+    update.put(draft_.manifest.written_spec);
+    if (in_place) {
+      next.current = name_;
+      update.put(next);
+    }
+    return true;
+  };
+  PTC_TRY(const int64_t committed, job_.decisions.update(commits));
   try {
     record_.meta_revision = committed;
     job_.files.confirm(record_);

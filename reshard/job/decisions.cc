@@ -36,13 +36,25 @@ Result<Decisions::NewStored> Decisions::write_stored(const CheckpointRecord& rec
   return next;
 }
 
-void Decisions::put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const {
+Result<int64_t> Decisions::update(const Leadership* leader, const JobUpdate::Decide& decide) const {
+  MetaTransaction transaction;
+  {
+    // While the transaction is on its way no snapshot is held, nor the images of what is removed.
+    JobUpdate update(place_, knowledge_.now(), leader);
+    PTC_TRY(const bool is_decided, decide(update));
+    if (!is_decided) return 0;
+    PTC_TRY(transaction, std::move(update).transaction());
+  }
+  return place_.commit(std::move(transaction));
+}
+
+void Decisions::put_stored(CheckpointRecord& record, NewStored next, JobUpdate& update) {
   record.generation = next.generation;
   record.files.erase(record.stored);
   record.files.insert_or_assign(next.file, std::move(next.facts));
   record.stored = std::move(next.file);
   record.lies(std::move(next.stored));
-  decision.put(record.checkpoint->name(), record);
+  update.put(record.checkpoint->name(), record);
 }
 
 std::shared_ptr<const StoredState> Decisions::take_over(KnownJob& known,
@@ -61,33 +73,39 @@ void Decisions::remove_replaced(const CheckpointRecord& record, const StoredStat
 }
 
 Result<bool> Decisions::replace_images(const CheckpointRecord& seen,
-                                       std::vector<StoredImage> images, JobDecision decision,
-                                       bool were_damaged) {
+                                       std::vector<StoredImage> images, const Leadership* leader,
+                                       const JobUpdate::Decide& besides, bool were_damaged) {
   const Checkpoint& checkpoint = *seen.checkpoint;
   std::shared_ptr<const StoredState> before;
   CheckpointRecord record;
   KnownJob::PlanRef plan;
-  const auto is_as_seen = [&] {
+  {
     const JobKnowledge::Snapshot now = knowledge_.now();
     const auto known = now->checkpoints.find(checkpoint.name());
     if (known == now->checkpoints.end() || known->second.stored != seen.stored) return false;
     record = known->second;
     plan = now->last_plan;
-    return true;
-  };
-  if (!is_as_seen()) return false;
+  }
   PTC_TRY(auto left, checkpoint.make_stored(record.where->spec, std::move(images)));
   Result<NewStored> next = write_stored(record, std::move(left), *plan);
+  const auto replaces = [&](JobUpdate& update) -> Result<bool> {
+    const CheckpointRecord* known = update.checkpoint(checkpoint.name());
+    if (known == nullptr || known->stored != seen.stored) return false;
+    record = *known;
+    plan = update.glance().last_plan;  // nothing was moved, and so this one is shown still
+    PTC_TRY(auto written, std::move(next));
+    PTC_TRY(const bool holds, besides(update));
+    if (!holds) return false;
+    record.mended += were_damaged;
+    put_stored(record, std::move(written), update);
+    return true;
+  };
   {
     MutexLock change(mutex_);
-    if (!is_as_seen()) return false;
-    PTC_TRY(auto written, std::move(next));
-    decision.rests_on(checkpoint.name(), record);
-    record.mended += were_damaged;
-    put_stored(record, std::move(written), decision);
-    Result<int64_t> decided = place_.commit(std::move(decision));
+    Result<int64_t> decided = update(leader, replaces);
     if (decided.has_error() && decided.error().code() == Code::kConflict) return false;
     PTC_TRY(record.meta_revision, std::move(decided));
+    if (record.meta_revision == 0) return false;
     knowledge_.update([&](KnownJob& known) {
       before = take_over(known, record, plan);
       known.look_anyway = true;  // what is missing is made anew
@@ -118,7 +136,9 @@ bool Decisions::report_missing_images() {
       image.missing = image.image == nullptr;
       missing += image.missing;
     }
-    Result<bool> done = replace_images(record, std::move(images), JobDecision(place_.name));
+    // Of its own files each node says this, whoever leads.
+    Result<bool> done =
+        replace_images(record, std::move(images), /*leader=*/nullptr, nothing_besides);
     all_said = all_said && done.has_value() && done.value();
     if (done.has_error()) spdlog::warn("job {}: {}", place_.name, done.error().message());
     else if (done.value() && missing > 0)
@@ -134,17 +154,16 @@ bool Decisions::report_missing_images() {
 Result<bool> Decisions::count_mending(const std::string& name, const std::string& id) {
   MutexLock change(mutex_);
   CheckpointRecord record;
-  {
-    const JobKnowledge::Snapshot now = knowledge_.now();
-    const auto known = now->checkpoints.find(name);
-    if (known == now->checkpoints.end() || known->second.id != id) return false;
-    record = known->second;
-  }
-  JobDecision decision(place_.name);
-  decision.rests_on(name, record);
-  ++record.mended;
-  decision.put(name, record);
-  PTC_TRY(record.meta_revision, place_.commit(std::move(decision)));
+  const auto counts = [&](JobUpdate& update) -> Result<bool> {
+    const CheckpointRecord* known = update.checkpoint(name);
+    if (known == nullptr || known->id != id) return false;
+    record = *known;
+    ++record.mended;
+    update.put(name, record);
+    return true;
+  };
+  PTC_TRY(record.meta_revision, update(counts));
+  if (record.meta_revision == 0) return false;
   knowledge_.update([&](KnownJob& known) { known.checkpoints[name] = record; });
   return true;
 }

@@ -9,6 +9,7 @@
 #include "reshard/job/checkpoint_files.h"
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
+#include "reshard/job/job_update.h"
 #include "reshard/job/known_job.h"
 #include "store/base/error.h"
 #include "store/base/mutex.h"
@@ -40,11 +41,20 @@ class Decisions {
                                  std::shared_ptr<const StoredState> moved,
                                  const PlanTexts& plan) const;
 
+  /// Lets `decide` read what is known at this moment and say what changes, and makes it one
+  /// transaction, which rests on all that was read. Returns its revision; 0: there was nothing to
+  /// decide. kConflict: something of that is not what it was, and nothing was written. It is not
+  /// tried again: what is known would be the same.
+  Result<int64_t> update(const JobUpdate::Decide& decide) const { return update(nullptr, decide); }
+  /// The same; it rests on that `leader` leads still.
+  Result<int64_t> update_as(const Leadership& leader, const JobUpdate::Decide& decide) const {
+    return update(&leader, decide);
+  }
+
   // Steps of a decision, with the mutex held.
 
   /// The same record still, in the decision, with where its bytes lie from then on.
-  void put_stored(CheckpointRecord& record, NewStored next, JobDecision& decision) const
-      PTC_REQUIRES(mutex_);
+  static void put_stored(CheckpointRecord& record, NewStored next, JobUpdate& update);
   /// The decision has come: `record` is what is known from now on. Returns what was before.
   static std::shared_ptr<const StoredState> take_over(KnownJob& known,
                                                       const CheckpointRecord& record,
@@ -52,11 +62,12 @@ class Decisions {
 
   // Whole decisions, which take the mutex.
 
-  /// The bytes of `seen` lie in `images` from now on, where all holds that `decision` rests on
-  /// besides. False: something has changed meanwhile.
+  /// The bytes of `seen` lie in `images` from now on, where all holds that `besides` reads; it
+  /// writes nothing. False: something has changed meanwhile. `leader`: as JobUpdate's.
   /// `were_damaged`: what was read of the others may be wrong.
   Result<bool> replace_images(const CheckpointRecord& seen, std::vector<StoredImage> images,
-                              JobDecision decision, bool were_damaged = false);
+                              const Leadership* leader, const JobUpdate::Decide& besides,
+                              bool were_damaged = false);
   /// Files of this node that are missing, as after a start on an empty store, or that are back. As
   /// long as other nodes count on them, their plans are other ones than this node's. False: some of
   /// it could not be said now, and the others take it for there.
@@ -69,6 +80,8 @@ class Decisions {
   void remove_replaced(const CheckpointRecord& record, const StoredState& before) const;
 
  private:
+  Result<int64_t> update(const Leadership* leader, const JobUpdate::Decide& decide) const;
+
   const JobPlace& place_;
   const CheckpointFiles& files_;
   JobKnowledge& knowledge_;

@@ -77,7 +77,12 @@ Result<int64_t> Job::decide(MetaTransaction transaction) {
 }
 Result<int64_t> Job::decide(const MetaTransaction& transaction,
                             const std::optional<AtMost>& at_most) {
-  return impl_->decide(transaction, at_most);
+  return impl_->decide(
+      [&](JobUpdate& update) -> Result<bool> {
+        update.add(transaction);
+        return true;
+      },
+      at_most);
 }
 void Job::tell_data_set_changed() const {
   tell_others_of_data_set(*impl_->services.cluster, impl_->place.which());
@@ -426,17 +431,20 @@ Result<> check_id(std::string_view job, std::string_view name, std::string_view 
 
 Result<> Job::Impl::pin(std::string_view name, bool pinned, std::string_view id) {
   MutexLock change(decisions.mutex());
-  const JobKnowledge::Snapshot now = knowledge.now();
-  if (now->record_of(name) == nullptr)
-    return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
-  CheckpointRecord record = *now->record_of(name);
-  PTC_TRY(check_id(job->name(), name, id, record));
-  if (record.pinned == pinned) return ok();
-  JobDecision decision(job->name());
-  decision.rests_on(name, record);
-  record.pinned = pinned;
-  decision.put(name, record);
-  PTC_TRY(record.meta_revision, place.commit(std::move(decision)));
+  CheckpointRecord record;
+  const auto pins = [&](JobUpdate& update) -> Result<bool> {
+    const CheckpointRecord* known = update.record_of(name);
+    if (known == nullptr)
+      return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
+    PTC_TRY(check_id(job->name(), name, id, *known));
+    if (known->pinned == pinned) return false;
+    record = *known;
+    record.pinned = pinned;
+    update.put(name, record);
+    return true;
+  };
+  PTC_TRY(record.meta_revision, decisions.update(pins));
+  if (record.meta_revision == 0) return ok();
   knowledge.update([&](KnownJob& known) {
     if (const auto it = known.checkpoints.find(name); it != known.checkpoints.end())
       it->second = record;
@@ -499,10 +507,9 @@ Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool on
   MutexLock change(decisions.mutex());
   CheckpointRecord record;
   InForce next;
-  JobDecision decision(job->name());
-  {
-    const JobKnowledge::Snapshot known = knowledge.now();
-    const CheckpointRecord* it = known->record_of(name);
+  bool was_current = false;
+  const auto removes = [&](JobUpdate& update) -> Result<bool> {
+    const CheckpointRecord* it = update.record_of(name);
     if (it == nullptr || (it->checkpoint == nullptr && only_unused))
       return make_error(Code::kNotFound, "job {} has no checkpoint '{}'", job->name(), name);
     record = *it;
@@ -512,20 +519,19 @@ Result<> Job::Impl::remove(const std::string& name, std::string_view id, bool on
                    fmt::format("checkpoint {} is pinned; ptc pin {}/{} --remove takes that off",
                                name, job->name(), name),
                    EPERM);
-    if (only_unused && (record.checkpoint->in_use() || known->in_force.current == name))
+    next = update.in_force();
+    was_current = next.current == name;
+    if (only_unused && (record.checkpoint->in_use() || was_current))
       return make_error(Code::kBusy, "checkpoint {} is being read", name);
-    next = known->in_force;
-    decision.rests_on(known->in_force);
     activities.stop_with(name);
-  }
-  decision.rests_on(name, record);
-  decision.remove(name, record);
-  const bool was_current = next.current == name;
-  if (was_current) {
-    next.current.reset();
-    decision.put(next);
-  }
-  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
+    update.remove(name, record);
+    if (was_current) {
+      next.current.reset();
+      update.put(next);
+    }
+    return true;
+  };
+  PTC_TRY(int64_t meta_revision, decisions.update(removes));
   knowledge.update([&](KnownJob& known) {
     if (record.checkpoint != nullptr) services.removed->note(record.id, record.checkpoint);
     known.checkpoints.erase(name);

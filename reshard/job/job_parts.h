@@ -26,6 +26,7 @@
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
+#include "reshard/job/job_update.h"
 #include "reshard/job/known_job.h"
 #include "reshard/job/mender.h"
 #include "reshard/job/part_maker.h"
@@ -154,16 +155,20 @@ struct Job::Impl {
   Result<> save_rules(const std::string& text, const std::optional<Job::AtMost>& at_most);
   /// What this node decides of owners and modes it takes over in the order of the decisions.
   Mutex attributes_mutex;  // after that of decisions
-  Result<int64_t> decide(const MetaTransaction& transaction,
+  Result<int64_t> decide(const JobUpdate::Decide& decide,
                          const std::optional<Job::AtMost>& at_most);
-  Result<int64_t> decide(JobDecision decision, const std::optional<Job::AtMost>& at_most) {
-    return decide(std::move(decision).transaction(), at_most);
-  }
+  /// Again where owners and modes have become others than `decide` says that it `read`.
+  Result<int64_t> decide_again(const Agreed<AttributesInForce>& read,
+                               const JobUpdate::Decide& decide);
   /// What is changed of what is agreed on; nullopt: nothing has to be.
   using ChangeOfAttributes =
       std::function<Result<std::optional<FileAttributes>>(const Agreed<AttributesInForce>& now)>;
+  /// `besides`: all that it reads holds, and it is decided with the change.
   Result<> change_attributes(const std::string& name, const ChangeOfAttributes& change,
-                             const MetaTransaction& if_so = {});
+                             const JobUpdate::Decide& besides);
+  Result<> open_text(const std::string& name, uint32_t mode,
+                     const std::optional<NarrowedMode>& narrowed,
+                     const JobUpdate::Decide& is_this_text);
   /// Whether that was news here.
   void tell_of_opened(const JobAttributes& after) const;
   bool take_over_of(const std::string& name, const JobAttributes& after, int64_t revision)

@@ -268,6 +268,33 @@ void JobDecision::rests_on_no_checkpoint(std::string_view name) {
   rests_on_key(key(kCheckpoints) + std::string(name), 0);
 }
 
+void JobDecision::add(const MetaTransaction& other) {
+  rests_on_keys(other.compares);
+  transaction_.puts.insert(transaction_.puts.end(), other.puts.begin(), other.puts.end());
+  transaction_.deletes.insert(transaction_.deletes.end(), other.deletes.begin(),
+                              other.deletes.end());
+}
+
+Result<> JobDecision::check() const {
+  const std::string prefix = key("");
+  const auto check = [&](std::string_view written, bool deleted) -> Result<> {
+    if (!written.starts_with(prefix)) return ok();
+    const std::string_view what = written.substr(prefix.size());
+    if (what == kRules || what.starts_with(kSpecs) || (deleted && what.starts_with(kLookedOver)))
+      return ok();
+    for (const MetaTransaction::Compare& compare : transaction_.compares)
+      if (compare.key == written) return ok();
+    return make_error(Code::kInternal, "a decision writes {}, and does not rest on it", written);
+  };
+  for (const auto& [written, value] : transaction_.puts) {
+    PTC_TRY(check(written, /*deleted=*/false));
+  }
+  for (const std::string& written : transaction_.deletes) {
+    PTC_TRY(check(written, /*deleted=*/true));
+  }
+  return ok();
+}
+
 void JobDecision::create(std::string_view id, std::string_view time) {
   const std::string key = "jobs/" + job_;
   rests_on_key(key, 0);

@@ -120,12 +120,11 @@ struct JobRecord {
 Result<InForce> parse_in_force(std::string_view text);
 
 /// A decision about a job: what it rests on, and what it changes. It comes to be when the
-/// transaction is committed, and not where anything that it rests on is not what it was.
+/// transaction is committed, and not where anything that it rests on is not what it was. By hand it
+/// is written where there is no job yet; all else is read and decided by a JobUpdate.
 class JobDecision {
  public:
-  /// `begun`: what it rests on and changes already.
-  explicit JobDecision(std::string_view job, MetaTransaction begun = {})
-      : job_(job), transaction_(std::move(begun)) {}
+  explicit JobDecision(std::string_view job) : job_(job) {}
 
   void rests_on(const Agreed<LayoutEdit>& edit);
   void rests_on(const Agreed<InForce>& in_force);
@@ -138,6 +137,9 @@ class JobDecision {
   void rests_on_keys(const std::vector<MetaTransaction::Compare>& others);
   void rests_on_looked_over(std::string_view id, int64_t meta_revision);
   void rests_on_no_checkpoint(std::string_view name);  // of this name
+
+  /// What somebody else compares and changes in the same transaction.
+  void add(const MetaTransaction& other);
 
   /// The job itself, of which there is none yet.
   void create(std::string_view id, std::string_view time);
@@ -154,6 +156,10 @@ class JobDecision {
   /// A tombstone says from then on that it was.
   void remove(std::string_view checkpoint, const CheckpointEntry& entry);
 
+  /// kInternal: it writes a key of the job and does not rest on it, so that what another decided
+  /// would be lost. Of rules.json the last that was saved stays; of a layout the name says which it
+  /// is, and so does the id of a checkpoint, which is forgotten once that is no more.
+  Result<> check() const;
   MetaTransaction transaction() && { return std::move(transaction_); }
 
  private:

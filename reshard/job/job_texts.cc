@@ -69,48 +69,54 @@ Result<> Job::Impl::save_layout(const std::string& text,
     }
   }
   MutexLock change(decisions.mutex());
-  const JobKnowledge::Snapshot before = knowledge.now();  // edits come one at a time
-  std::optional<Agreed<RulesText>> rules;                 // of which the layout speaks
-  if (const auto said = Layout::parse(text); said && said.value().rules == kRulesFile) {
-    PTC_TRY(rules, JobRecord::read_rules(*services.meta, job->name()));
-    if (rules->text != before->rules_text)
-      return make_error(Code::kUnavailable,
-                        "rules.json of job {} has changed just now: save the layout again",
-                        job->name());
-  }
-  Result<Layout> layout = read_layout(text, *before);
-  if (text == before->saved.text &&
-      (layout.has_error() || layout.value().spec.rules == before->saved.layout.spec.rules)) {
-    job->forget_refused_save(kLayoutFile);
-    // It is wanted still, and failed.
-    if (before->failed && before->failed->revision == before->saved.revision)
-      return want_layout_again();
-    return ok();
-  }
   auto refuse = [&](Error error) {
     job->note_refused_save(kLayoutFile, error.message());
     return Error(Code::kInvalidArgument, error.message());
   };
-  if (layout.has_error()) return refuse(std::move(layout).error());
-  Result<> fits = ok();
-  if (looked_at.is_of(*before, layout.value().spec)) fits = looked_at.fits;
-  else fits = check_layout(text, layout.value(), *before);
-  if (fits.has_error()) return refuse(std::move(fits).error());
+  LayoutEdit edit;
+  std::string spec_name;
+  bool failed_before = false;
+  const auto edits = [&](JobUpdate& update) -> Result<bool> {
+    const LayoutEdit& before = update.saved();  // edits come one at a time
+    // Whether there are such nodes, and room, is said to who saves it, and nobody promises that it
+    // stays so; that they are in service is read below. Of rules.json, where it speaks of that, all
+    // is read, and rules and specs of former layouts stay as they are.
+    const KnownJob& known = update.glance();
+    if (const auto said = Layout::parse(text); said && said.value().rules == kRulesFile) {
+      PTC_TRY(const auto rules, update.rules());
+      if (rules.text != known.rules_text)
+        return make_error(Code::kUnavailable,
+                          "rules.json of job {} has changed just now: save the layout again",
+                          job->name());
+    }
+    Result<Layout> layout = read_layout(text, known);
+    if (text == before.text &&
+        (layout.has_error() || layout.value().spec.rules == before.layout.spec.rules)) {
+      job->forget_refused_save(kLayoutFile);
+      failed_before = known.failed && known.failed->revision == before.revision;
+      return false;
+    }
+    if (layout.has_error()) return refuse(std::move(layout).error());
+    Result<> fits = ok();
+    if (looked_at.is_of(known, layout.value().spec)) fits = looked_at.fits;
+    else fits = check_layout(text, layout.value(), known);
+    if (fits.has_error()) return refuse(std::move(fits).error());
 
-  JobDecision decision(job->name());
-  const LayoutEdit edit{text, std::move(layout).value(), before->saved.revision + 1};
-  const std::string spec_name = edit.layout.spec.name();
-  // 32 bits of hash are not always enough.
-  if (const auto known = before->custom_specs.find(spec_name);
-      known != before->custom_specs.end() && !(known->second == edit.layout.spec))
-    return refuse(
-        invalid_argument("another layout of this job has the name {} already", spec_name));
-  decision.rests_on(before->saved);
-  if (rules) decision.rests_on(*rules);
-  for (const std::string& node : nodes_of(edit.layout)) decision.rests_on_key(drained_key(node), 0);
-  decision.put(edit);
-  decision.put(edit.layout.spec);
-  PTC_TRY(int64_t meta_revision, decide(std::move(decision), at_most));
+    edit = {text, std::move(layout).value(), before.revision + 1};
+    spec_name = edit.layout.spec.name();
+    // 32 bits of hash are not always enough.
+    if (const auto same = known.custom_specs.find(spec_name);
+        same != known.custom_specs.end() && !(same->second == edit.layout.spec))
+      return refuse(
+          invalid_argument("another layout of this job has the name {} already", spec_name));
+    for (const std::string& node : nodes_of(edit.layout)) update.in_service(node);
+    update.put(edit);
+    update.put(edit.layout.spec);
+    return true;
+  };
+  PTC_TRY(const int64_t meta_revision, decide(edits, at_most));
+  if (failed_before) return want_layout_again();  // it is wanted still
+  if (meta_revision == 0) return ok();
   knowledge.update([&](KnownJob& known) {
     known.saved = {edit, meta_revision};
     known.custom_specs[spec_name] = edit.layout.spec;
@@ -124,11 +130,11 @@ Result<> Job::Impl::save_layout(const std::string& text,
 
 /// By another revision of its key all nodes hear that it is.
 Result<> Job::Impl::want_layout_again() {
-  JobDecision decision(job->name());
-  const JobKnowledge::Snapshot before = knowledge.now();
-  decision.rests_on(before->saved);
-  decision.put(before->saved);
-  PTC_TRY(int64_t meta_revision, place.commit(std::move(decision)));
+  const auto puts_again = [](JobUpdate& update) -> Result<bool> {
+    update.put(update.saved());
+    return true;
+  };
+  PTC_TRY(int64_t meta_revision, decisions.update(puts_again));
   knowledge.update([&](KnownJob& known) {
     known.saved.meta_revision = meta_revision;
     known.failed.reset();
@@ -180,25 +186,40 @@ Result<Layout> Job::Impl::read_layout(const std::string& text, const KnownJob& k
   return refuse(fmt::format("no layout of this job had rules {}", layout.rules));
 }
 
-Result<int64_t> Job::Impl::decide(const MetaTransaction& transaction,
+Result<int64_t> Job::Impl::decide(const JobUpdate::Decide& decide,
                                   const std::optional<Job::AtMost>& at_most) {
-  if (!at_most) return place.commit(transaction);
-  constexpr int kMostTries = 50;
-  for (int tries = 0;; ++tries) {
+  if (!at_most) return decisions.update(decide);
+  Agreed<AttributesInForce> before;
+  const auto lets_no_more = [&](JobUpdate& update) -> Result<bool> {
+    PTC_TRY(const bool is_decided, decide(update));
+    if (!is_decided) return false;
     // Not what is known here, which may let less while what others decided is taken over.
-    PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
+    PTC_TRY(before, update.attributes());
     if (lets_more(*before.all, *at_most)) {
       *at_most->lets_more = true;
       return make_error(Code::kUnavailable, "{} was opened to others while it was being saved",
                         at_most->name);
     }
-    JobDecision decision(job->name(), transaction);
-    decision.rests_on(before);
-    Result<int64_t> committed = place.commit(std::move(decision));
-    if (committed || committed.error().code() != Code::kConflict || tries == kMostTries)
+    return true;
+  };
+  return decide_again(before, lets_no_more);
+}
+
+Result<int64_t> Job::Impl::decide_again(const Agreed<AttributesInForce>& read,
+                                        const JobUpdate::Decide& decide) {
+  constexpr int kMostTries = 50;
+  for (int tries = 0;; ++tries) {
+    bool is_decided = false;
+    const auto once = [&](JobUpdate& update) -> Result<bool> {
+      PTC_TRY(is_decided, decide(update));
+      return is_decided;
+    };
+    Result<int64_t> committed = decisions.update(once);
+    if (committed || committed.error().code() != Code::kConflict || !is_decided ||
+        tries == kMostTries)
       return committed;
     PTC_TRY(const auto now, JobRecord::read_attributes(*services.meta, job->name()));
-    if (now.meta_revision == before.meta_revision) return committed;  // it is of something else
+    if (now.meta_revision == read.meta_revision) return committed;  // it is of something else
   }
 }
 
@@ -209,7 +230,8 @@ std::shared_ptr<const JobAttributes> Job::attributes() const {
 }
 
 Result<> Job::change_attributes(const std::string& name, const FileAttributes& change) {
-  return impl_->change_attributes(name, [&](const auto&) { return std::optional(change); });
+  return impl_->change_attributes(
+      name, [&](const auto&) { return std::optional(change); }, nothing_besides);
 }
 
 Result<std::optional<NarrowedMode>> Job::narrow_mode(const std::string& name, uint32_t mode) {
@@ -226,27 +248,36 @@ Result<std::optional<NarrowedMode>> Job::narrow_mode(const std::string& name, ui
     narrowed->left = after.of(name);
     return narrower;
   };
-  PTC_TRY(impl_->change_attributes(name, change));
+  PTC_TRY(impl_->change_attributes(name, change, nothing_besides));
   return narrowed;
 }
 
 Result<> Job::open_text(const std::string& name, uint32_t mode, const std::string& text,
                         const std::optional<NarrowedMode>& narrowed) {
-  JobDecision decision(name_);
-  if (name == kLayoutFile) {
-    const JobKnowledge::Snapshot known = impl_->knowledge.now();
-    if (known->saved.text != text) return make_error(Code::kConflict, "{} is another by now", name);
-    decision.rests_on(known->saved);
-  } else {
-    PTC_TRY(const auto rules, JobRecord::read_rules(*impl_->services.meta, name_));
-    if (rules.text != text) return make_error(Code::kConflict, "{} is another by now", name);
-    decision.rests_on(rules);
-  }
-  return open_text(name, mode, std::move(decision).transaction(), narrowed);
+  return impl_->open_text(name, mode, narrowed, [&](JobUpdate& update) -> Result<bool> {
+    std::optional<std::string> now;
+    if (name == kLayoutFile) {
+      now = update.saved().text;
+    } else {
+      PTC_TRY(auto rules, update.rules());
+      now = std::move(rules.text);
+    }
+    if (now != text) return make_error(Code::kConflict, "{} is another by now", name);
+    return true;
+  });
 }
 
 Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransaction& if_so,
                         const std::optional<NarrowedMode>& narrowed) {
+  return impl_->open_text(name, mode, narrowed, [&](JobUpdate& update) -> Result<bool> {
+    update.add(if_so);
+    return true;
+  });
+}
+
+Result<> Job::Impl::open_text(const std::string& name, uint32_t mode,
+                              const std::optional<NarrowedMode>& narrowed,
+                              const JobUpdate::Decide& is_this_text) {
   const auto opened = [&](const auto& now) -> Result<std::optional<FileAttributes>> {
     if (narrowed && !(now.all->of(name) == narrowed->left))
       return make_error(Code::kConflict, "the mode of {} was changed meanwhile", name);
@@ -254,34 +285,27 @@ Result<> Job::open_text(const std::string& name, uint32_t mode, const MetaTransa
     change.mode = mode;
     return std::optional(change);
   };
-  return impl_->change_attributes(name, opened, if_so);
+  return change_attributes(name, opened, is_this_text);
 }
 
 Result<> Job::Impl::change_attributes(const std::string& name, const ChangeOfAttributes& change,
-                                      const MetaTransaction& if_so) {
+                                      const JobUpdate::Decide& besides) {
   const auto decided = [&]() -> Result<bool> {
-    constexpr int kMostTries = 50;
     MutexLock one(attributes_mutex);
-    PTC_TRY(auto before, JobRecord::read_attributes(*services.meta, job->name()));
-    for (int tries = 0;; ++tries) {
-      JobAttributes after = *before.all;
+    Agreed<AttributesInForce> before;
+    JobAttributes after;
+    const auto changes = [&](JobUpdate& update) -> Result<bool> {
+      PTC_TRY(const bool holds, besides(update));
+      PTC_TRY(before, update.attributes());
+      after = *before.all;
       PTC_TRY(const std::optional<FileAttributes> changed, change(before));
-      if (!changed) return take_over_of(name, after, before.meta_revision);
+      if (!holds || !changed) return false;
       after.decide(name, *changed);
-      JobDecision decision(job->name(), if_so);
-      decision.rests_on(before);
-      const bool same = after == *before.all;
-      if (!same) decision.put_attributes(after);
-      const Result<int64_t> committed = place.commit(std::move(decision));
-      if (committed)
-        return take_over_of(name, after, same ? before.meta_revision : committed.value());
-      if (committed.error().code() != Code::kConflict || tries == kMostTries)
-        return committed.error();
-      PTC_TRY(auto now, JobRecord::read_attributes(*services.meta, job->name()));
-      if (now.meta_revision == before.meta_revision)
-        return committed.error();  // it is of something else
-      before = std::move(now);
-    }
+      if (after != *before.all) update.put_attributes(after);
+      return true;
+    };
+    PTC_TRY(const int64_t revision, decide_again(before, changes));
+    return take_over_of(name, after, after == *before.all ? before.meta_revision : revision);
   }();
   if (!decided) return decided.error();
   if (decided.value() && listener != nullptr) listener->attributes_changed(job->name());
@@ -324,9 +348,11 @@ Result<> Job::Impl::save_rules(const std::string& text, const std::optional<Job:
     job->note_refused_save("rules.json", parsed.error().message());
     return std::move(parsed).error();
   }
-  JobDecision decision(job->name());
-  decision.put_rules(text);
-  PTC_TRY(decide(std::move(decision), at_most));
+  const auto saves = [&](JobUpdate& update) -> Result<bool> {
+    update.put_rules(text);
+    return true;
+  };
+  PTC_TRY(decide(saves, at_most));
   knowledge.update([&](KnownJob& known) {
     known.rules_text = text;
     known.forget_error("rules.json ");
@@ -342,24 +368,28 @@ Result<> Job::remove_rules(const std::optional<std::string>& only) {
 
 Result<> Job::Impl::remove_rules(const std::optional<std::string>& only) {
   MutexLock change(decisions.mutex());
-  JobDecision decision(job->name());
-  if (only) {
-    PTC_TRY(const auto rules, JobRecord::read_rules(*services.meta, job->name()));
-    if (!rules.text || *rules.text != *only)
-      return make_error(Code::kConflict, "rules.json has changed meanwhile");
-    decision.rests_on(rules);
-  }
-  decision.remove_rules();
-  // Its owner and mode go with it.
   MutexLock one(attributes_mutex);
-  PTC_TRY(const auto before, JobRecord::read_attributes(*services.meta, job->name()));
-  JobAttributes attributes = *before.all;
-  const bool had_some = attributes.erase("rules.json");
-  if (had_some) {
-    decision.rests_on(before);
-    decision.put_attributes(attributes);
-  }
-  PTC_TRY(const int64_t revision, place.commit(std::move(decision)));
+  JobAttributes attributes;
+  bool had_some = false;
+  const auto removes = [&](JobUpdate& update) -> Result<bool> {
+    if (only) {
+      PTC_TRY(const auto rules, update.rules());
+      if (!rules.text || *rules.text != *only)
+        return make_error(Code::kConflict, "rules.json has changed meanwhile");
+    }
+    update.remove_rules();
+    // Its owner and mode go with it. Where it has none, nobody is in the way who changes those of
+    // other names.
+    PTC_TRY(const auto before, update.glance_at_attributes());
+    attributes = *before.all;
+    had_some = attributes.erase("rules.json");
+    if (had_some) {
+      update.rests_on(before);
+      update.put_attributes(attributes);
+    }
+    return true;
+  };
+  PTC_TRY(const int64_t revision, decisions.update(removes));
   knowledge.update([](KnownJob& known) {
     known.rules_text.reset();
     known.forget_error("rules.json ");

@@ -366,14 +366,13 @@ Result<bool> Mender::take_out(const std::string& name, const CheckpointRecord& s
                               const std::map<std::string, MetaTransaction::Compare>& fences) {
   PTC_TRY(auto now, verifier_.find(name));
   if (now.id != seen.id || now.stored != seen.stored) return false;
-  JobDecision decision(place_.name);
-  for (const auto& [node, held] : copies_beside(*seen.checkpoint, *seen.where, images)) {
-    if (node == place_.node_key()) continue;
-    const MetaTransaction::Compare& fence = fences.at(node);
-    decision.rests_on_key(fence.key, fence.revision);
-  }
-  return decisions_.replace_images(now, images_without(*seen.where, images), std::move(decision),
-                                   /*were_damaged=*/true);
+  const auto others_are_as_read = [&](JobUpdate& update) -> Result<bool> {
+    for (const auto& [node, held] : copies_beside(*seen.checkpoint, *seen.where, images))
+      if (node != place_.node_key()) update.rests_on({fences.at(node)});
+    return true;
+  };
+  return decisions_.replace_images(now, images_without(*seen.where, images),
+                                   /*leader=*/nullptr, others_are_as_read, /*were_damaged=*/true);
 }
 
 Result<Findings> Mender::repair_and_tell(const std::string& name, std::stop_token stop) {
@@ -556,31 +555,29 @@ Result<> Mender::note_looked_over(const std::string& name, const CheckpointRecor
     looked.mended.push_back(fmt::format("and {} more", more));
   // As others read it, too: of very much it says less.
   if (auto told = LookedOver::from_text(looked.to_text())) looked = *std::move(told);
-  MetaClient& meta = *place_.services.meta;
-  JobDecision decision(place_.name);
   std::vector<std::string> forgotten;  // of checkpoints that are no more
-  {
-    const JobKnowledge::Snapshot now = knowledge_.now();
-    const auto known = now->checkpoints.find(name);
-    if (known == now->checkpoints.end() || known->second.id != record.id)
-      return ok();  // it was removed
-    decision.rests_on(name, known->second);
-    for (const auto& [id, look] : now->looked_over)
-      if (now->find_id(id) == nullptr) forgotten.push_back(id);
-  }
-  // What another look found wrong, after this one had read it, is not right again by this one.
-  PTC_TRY(const auto last, JobRecord::read_looked_over(meta, place_.name, record.id));
-  if (last.meta_revision != before && last.time_ns != 0 && last.not_right != looked.not_right)
-    return make_error(Code::kBusy, "another look has found something else meanwhile");
-  if (!whole && last.time_ns != 0) looked.time_ns = last.time_ns;
-  decision.rests_on_looked_over(record.id, last.meta_revision);
-  PTC_TRY(forgotten, removed_of(std::move(forgotten)));
-  for (const std::string& id : forgotten) decision.forget_looked_over(id);
-  decision.put_looked_over(record.id, looked);
-  Result<int64_t> written = place_.commit(std::move(decision));
+  const auto notes = [&](JobUpdate& update) -> Result<bool> {
+    const CheckpointRecord* known = update.checkpoint(name);
+    if (known == nullptr || known->id != record.id) return false;  // it was removed
+    // What another look found wrong, after this one had read it, is not right again by this one.
+    PTC_TRY(const auto last, update.looked_over(record.id));
+    if (last.meta_revision != before && last.time_ns != 0 && last.not_right != looked.not_right)
+      return make_error(Code::kBusy, "another look has found something else meanwhile");
+    if (!whole && last.time_ns != 0) looked.time_ns = last.time_ns;
+    // No other checkpoint has the id of one that was removed.
+    const KnownJob& now = update.glance();
+    for (const auto& [id, look] : now.looked_over)
+      if (now.find_id(id) == nullptr) forgotten.push_back(id);
+    PTC_TRY(forgotten, removed_of(std::move(forgotten)));
+    for (const std::string& id : forgotten) update.forget_looked_over(id);
+    update.put_looked_over(record.id, looked);
+    return true;
+  };
+  Result<int64_t> written = decisions_.update(notes);
   if (written.has_error() && written.error().code() == Code::kConflict)
     return make_error(Code::kBusy, "it has changed meanwhile");
   PTC_TRY(const int64_t revision, std::move(written));
+  if (revision == 0) return ok();
   note_to_refresh(knowledge_.update([&](KnownJob& known) {
     Agreed<LookedOver>& latest = known.looked_over[record.id];
     if (latest.meta_revision < revision) latest = {std::move(looked), revision};

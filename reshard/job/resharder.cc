@@ -266,11 +266,9 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
                              std::shared_ptr<const StoredState> moved, const Fences& fences,
                              std::string& stored_file) {
   const CheckpointRef& checkpoint = attempt.newest;
-  const auto still_holds = [&](const KnownJob& known) {
+  const auto is_newest = [&](const KnownJob& known) {
     const CheckpointRecord* newest = known.latest();
-    if (known.saved.revision != attempt.revision ||
-        (newest != nullptr ? newest->checkpoint : nullptr) != checkpoint)
-      return false;
+    if ((newest != nullptr ? newest->checkpoint : nullptr) != checkpoint) return false;
     // What was damaged may have been taken out of it since, and shall not come back.
     return moved == nullptr || newest->stored == planned.stored;
   };
@@ -278,7 +276,7 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
   KnownJob::PlanRef plan;
   if (moved != nullptr) {
     const JobKnowledge::Snapshot known = uses_.knowledge.now();
-    if (!still_holds(*known)) return false;
+    if (known->saved.revision != attempt.revision || !is_newest(*known)) return false;
     plan = known->running_plan;
     written = uses_.decisions.write_stored(*known->latest(), moved, *plan);
     if (written->has_value()) stored_file = written->value().file;
@@ -286,31 +284,29 @@ Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& pla
   MutexLock change(uses_.decisions.mutex());
   CheckpointRecord record;
   InForce next;
-  JobDecision decision(uses_.place.name);
-  {
-    const JobKnowledge::Snapshot known = uses_.knowledge.now();
-    const CheckpointRecord* newest = known->latest();
-    if (!still_holds(*known)) return false;
-    if (newest != nullptr) record = *newest;
-    next = known->in_force;
-    decision.rests_on_keys(fences);
-    attempt.leadership->name_in(decision);
-    decision.rests_on(known->saved);
-    decision.rests_on(known->in_force);
-  }
-  next.spec = attempt.wanted.spec;
-  next.revision = attempt.revision;
-  next.current.reset();
-  if (checkpoint != nullptr) {
-    next.current = checkpoint->name();
-    decision.rests_on(checkpoint->name(), record);
-    if (written) {
-      PTC_TRY(auto stored, *std::move(written));
-      uses_.decisions.put_stored(record, std::move(stored), decision);
+  const auto flips = [&](JobUpdate& update) -> Result<bool> {
+    update.rests_on(fences);
+    if (update.saved().revision != attempt.revision) return false;
+    // A newer one that is committed in place puts what is in force, and that is read; after any
+    // other it is looked for what is to do once more.
+    if (!is_newest(update.glance())) return false;
+    next = update.in_force();
+    next.spec = attempt.wanted.spec;
+    next.revision = attempt.revision;
+    next.current.reset();
+    if (checkpoint != nullptr) {
+      next.current = checkpoint->name();
+      record = *update.checkpoint(checkpoint->name());  // which is_newest() has found
+      if (written) {
+        PTC_TRY(auto stored, *std::move(written));
+        Decisions::put_stored(record, std::move(stored), update);
+      }
     }
-  }
-  decision.put(next);
-  PTC_TRY(int64_t meta_revision, uses_.place.commit(std::move(decision)));
+    update.put(next);
+    return true;
+  };
+  PTC_TRY(int64_t meta_revision, uses_.decisions.update_as(*attempt.leadership, flips));
+  if (meta_revision == 0) return false;
   std::shared_ptr<const StoredState> before;
   uses_.knowledge.update([&](KnownJob& known) {
     known.in_force = {next, meta_revision};
@@ -360,21 +356,18 @@ Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
     const KnownJob::PlanRef plan = uses_.knowledge.now()->running_plan;
     Result<Decisions::NewStored> written = uses_.decisions.write_stored(record, moved, *plan);
     if (written.has_value()) stored_file = written.value().file;
-    MutexLock change(uses_.decisions.mutex());
-    {
-      const JobKnowledge::Snapshot now = uses_.knowledge.now();
-      const auto known = now->checkpoints.find(name);
-      if (known == now->checkpoints.end() || known->second.stored != record.stored)
+    const auto settles = [&](JobUpdate& update) -> Result<bool> {
+      update.rests_on(fences);
+      const CheckpointRecord* known = update.checkpoint(name);
+      if (known == nullptr || known->stored != record.stored)
         return Error(Code::kCancelled, "it has changed meanwhile");
-      record = known->second;  // it may be pinned by now
-    }
-    PTC_TRY(auto stored, std::move(written));
-    JobDecision decision(uses_.place.name);
-    decision.rests_on_keys(fences);
-    attempt.leadership->name_in(decision);
-    decision.rests_on(name, record);
-    uses_.decisions.put_stored(record, std::move(stored), decision);
-    PTC_TRY(record.meta_revision, uses_.place.commit(std::move(decision)));
+      record = *known;  // it may be pinned by now
+      PTC_TRY(auto stored, std::move(written));
+      Decisions::put_stored(record, std::move(stored), update);
+      return true;
+    };
+    MutexLock change(uses_.decisions.mutex());
+    PTC_TRY(record.meta_revision, uses_.decisions.update_as(*attempt.leadership, settles));
     return uses_.knowledge.update(
         [&](KnownJob& known) { return Decisions::take_over(known, record, plan); });
   };

@@ -21,7 +21,6 @@
 // What fails here fails no reshard: copies stay, and are looked at again.
 #include <spdlog/spdlog.h>
 
-#include "reshard/job/drain.h"
 #include "reshard/job/resharder.h"
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/superfluous.h"
@@ -82,14 +81,10 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
   const std::vector<uint32_t>& going = change.superfluous;
   const std::map<std::string, std::vector<uint32_t>> beside =
       copies_beside(checkpoint, stored, going);
-  JobDecision decision(uses_.place.name);
-  for (const auto& [node, images] : beside) {
-    if (node != uses_.place.node_key()) {
-      const MetaTransaction::Compare fence = uses_.place.services.cluster->fence_of(node);
-      decision.rests_on_key(fence.key, fence.revision);
-    }
-    decision.rests_on_key(drained_key(node), 0);
-  }
+  Fences fences;  // before they are asked
+  for (const auto& [node, images] : beside)
+    if (node != uses_.place.node_key())
+      fences.push_back(uses_.place.services.cluster->fence_of(node));
   const std::string spec = stored.spec.name();
   const std::unique_ptr<Activity> activity =
       uses_.activities.begin({Activity::Kind::kTrim, checkpoint.name(), spec, spec});
@@ -104,15 +99,20 @@ Result<> Resharder::trim(const CheckpointRecord& record, const ChangePlan& chang
                  uses_.place.name, checkpoint.name(), found.message());
     return ok();
   }
-  {
-    const JobKnowledge::Snapshot known = uses_.knowledge.now();
-    if (known->saved.revision != attempt.revision)
-      return Error(Code::kCancelled, "a newer edit came");
-    attempt.leadership->name_in(decision);
-    decision.rests_on(known->saved);
-  }
+  const auto is_wanted = [&](const LayoutEdit& saved) -> Result<> {
+    return saved.revision == attempt.revision
+               ? ok()
+               : Result<>(Error(Code::kCancelled, "a newer edit came"));
+  };
+  const auto still_holds = [&](JobUpdate& update) -> Result<bool> {
+    update.rests_on(fences);
+    for (const auto& [node, images] : beside) update.in_service(node);
+    PTC_TRY(is_wanted(update.saved()));
+    return true;
+  };
+  PTC_TRY(is_wanted(uses_.knowledge.now()->saved));  // before anything is written down for it
   PTC_TRY(bool done, uses_.decisions.replace_images(record, images_without(stored, going),
-                                                    std::move(decision)));
+                                                    attempt.leadership.get(), still_holds));
   if (!done) return Error(Code::kConflict, "something has changed meanwhile");
   spdlog::info("job {}: checkpoint {}: {} of {} images were copies beyond those that are wanted",
                uses_.place.name, checkpoint.name(), going.size(), stored.images.size());

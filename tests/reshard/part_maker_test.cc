@@ -427,9 +427,12 @@ TEST_F(PartMakerTest, WhatADecisionNamesStaysAndTheRestGoes) {
   ASSERT_TRUE(next.has_value()) << next.error().message();
   {
     MutexLock change(nodes_[0].decisions.mutex());
-    JobDecision decision("job");
-    nodes_[0].decisions.put_stored(record, std::move(next).value(), decision);
-    ASSERT_TRUE(nodes_[0].place.commit(std::move(decision)).has_value());
+    const auto decide = [&](JobUpdate& update) -> Result<bool> {
+      EXPECT_NE(update.checkpoint(checkpoint.name()), nullptr);
+      Decisions::put_stored(record, std::move(next).value(), update);
+      return true;
+    };
+    ASSERT_TRUE(nodes_[0].decisions.update(decide).has_value());
   }
   EXPECT_FALSE(nodes_[1].shelf.empty());
   ASSERT_TRUE(nodes_[0].follow().has_value());

@@ -310,15 +310,17 @@ Result<std::string> JobNode::answer(PeerMethod method, std::string_view request)
 
 Result<> JobNode::edit(const std::string& text) {
   MutexLock change(decisions.mutex());
-  const JobKnowledge::Snapshot before = knowledge.now();
   PTC_TRY(const auto layout, Layout::parse(text));
-  const bool again = text == before->saved.text;
-  const LayoutEdit edit{text, layout, before->saved.revision + (again ? 0 : 1)};
-  JobDecision decision(place.name);
-  decision.rests_on(before->saved);
-  decision.put(edit);
-  decision.put(layout.spec);
-  PTC_TRY(const int64_t decided, place.commit(std::move(decision)));
+  bool again = false;
+  LayoutEdit edit{text, layout, 0};
+  const auto edits = [&](JobUpdate& update) -> Result<bool> {
+    again = text == update.saved().text;
+    edit.revision = update.saved().revision + (again ? 0 : 1);
+    update.put(edit);
+    update.put(layout.spec);
+    return true;
+  };
+  PTC_TRY(const int64_t decided, decisions.update(edits));
   knowledge.update([&](KnownJob& known) {
     known.saved = {edit, decided};
     known.custom_specs[layout.spec.name()] = layout.spec;
