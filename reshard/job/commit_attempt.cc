@@ -622,8 +622,7 @@ Result<> CommitAttempt::decide_once() {
   bool in_place = false;
   const auto commits = [&](JobUpdate& update) -> Result<bool> {
     update.rests_on(fences_);
-    if (update.record_of(name_) != nullptr)
-      return make_error(Code::kConflict, "checkpoint {} exists already", name_);
+    update.no_checkpoint(name_);
     sequence.last = record_.sequence = update.sequence().last + 1;
     next = update.in_force();
     // Written in the layout wanted: it is current at once. If that is another by now, all is

@@ -38,6 +38,8 @@ class JobUpdate {
   const CheckpointRecord* checkpoint(std::string_view name);
   /// Also one that cannot be shown. Null: there is none, and none shall come.
   const CheckpointRecord* record_of(std::string_view name);
+  /// There is none of this name, whatever is known here.
+  void no_checkpoint(std::string_view name) { decision_.rests_on_no_checkpoint(name); }
 
   // Reads of the agreement store, as it is now.
   Result<Agreed<AttributesInForce>> attributes();

@@ -131,6 +131,7 @@ TEST_F(JobUpdateTest, RestsOnWhatItHasRead) {
       {"jobs/job/rules", [](auto& u, auto&) { EXPECT_TRUE(u.rules().has_value()); }},
       {"jobs/job/looked_over/cafe",
        [](auto& u, auto&) { EXPECT_EQ(u.looked_over("cafe").value().time_ns, 17); }},
+      {"jobs/job/checkpoints/step2", [](auto& u, auto&) { u.no_checkpoint("step2"); }},
       {"drained/w7", [](auto& u, auto&) { u.in_service("w7"); }},
       {"elsewhere",
        [](auto& u, auto&) {
