@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::chrono::seconds kAgain(1);        // where somebody reads, or does not answer
 constexpr std::chrono::milliseconds kSoon(200);  // those that one node asks have answered
-constexpr std::chrono::seconds kGone(60);  // a node that may come back with its files still open
-constexpr size_t kFew = 8;                 // nodes, each of which asks the others
+constexpr std::chrono::seconds kSilent(10);      // one that asks for all, before each does so
+constexpr size_t kFew = 8;                       // nodes, each of which asks the others
 
 std::string survey_request(const WhichJob& job, const std::string& id) {
   return request_about(job, json::serialize(json::object{{"id", id}}));
@@ -43,7 +43,9 @@ Result<std::string> checkpoint_asked_of(std::string_view request) {
   return std::string(id->as_string());
 }
 
-RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster, StepPool& pool) : cluster_(cluster) {
+RemovedCheckpoints::RemovedCheckpoints(Cluster& cluster, StepPool& pool,
+                                       std::chrono::milliseconds gone)
+    : cluster_(cluster), gone_(gone) {
   loop_.start(pool, [this](const std::stop_token& stop) { return look_after(stop); });
 }
 
@@ -120,42 +122,65 @@ RemovedCheckpoints::Answers RemovedCheckpoints::ask_each(const std::vector<std::
   return answers;
 }
 
-void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
-  kept.pause = std::clamp<Clock::duration>(2 * kept.pause, kSoon, kAgain);
-  kept.next = Clock::now() + kept.pause;
-  if (kept.asked.size() > kFew && hear_who_asks_all(kept, stop) && kept.asked.size() > kFew) return;
-  std::vector<std::string> nodes;
-  for (const auto& [node, when] : kept.asked) nodes.push_back(node);
-  const std::vector<std::string> alive = cluster_.alive();
-  for (const auto& [node, answer] : ask_each(nodes, kept.job, kept.id, stop)) {
-    if (stop.stop_requested()) return;
-    const auto asked = kept.asked.find(node);
-    if (answer.has_value() || is_among(alive, node)) asked->second = Clock::now();
-    const bool done =
-        answer.has_value() ? answer.value() == "no" : Clock::now() - asked->second > kGone;
-    if (done) kept.asked.erase(asked);
-  }
+void RemovedCheckpoints::Pause::begin() {
+  length = std::clamp<Clock::duration>(2 * length, kSoon, kAgain);
+  until = Clock::now() + length;
 }
 
-/// false: that one is away.
-bool RemovedCheckpoints::hear_who_asks_all(Kept& kept, const std::stop_token& stop) {
+void RemovedCheckpoints::ask(Kept& kept, const std::stop_token& stop) {
+  kept.pause.begin();
   const std::vector<std::string> alive = cluster_.alive();
-  if (alive.empty()) return false;
-  // The same on each node that sees the same others, and another for the next checkpoint.
-  const std::string& who = alive[std::hash<std::string>{}(kept.id) % alive.size()];
-  if (who == cluster_.self()) {
-    if (const auto without = surveyed(kept.job, kept.id))
-      for (const std::string& node : *without) kept.asked.erase(node);
-    return true;
+  const bool one_asks = kept.asked.size() > kFew && hear_who_asks_all(kept, alive, stop);
+  const Clock::time_point now = Clock::now();
+  for (auto& [node, there] : kept.asked)
+    if (std::binary_search(alive.begin(), alive.end(), node)) there = now;
+  if (!one_asks || kept.asked.size() <= kFew) {
+    std::vector<std::string> nodes;
+    for (const auto& [node, there] : kept.asked) nodes.push_back(node);
+    for (const auto& [node, answer] : ask_each(nodes, kept.job, kept.id, stop)) {
+      if (answer.has_error()) continue;
+      if (answer.value() == "no") kept.asked.erase(node);
+      else kept.asked[node] = Clock::now();
+    }
   }
-  const Result<std::string> answer =
-      cluster_.ask(who, PeerMethod::kWithout, survey_request(kept.job, kept.id), stop);
-  if (answer.has_error()) return false;
-  if (answer.value().empty()) return true;
-  const Result<json::value> without = parse_json(answer.value());
-  if (without.has_error() || !without.value().is_array()) return false;
-  for (const json::value& node : without.value().get_array())
-    if (node.is_string()) kept.asked.erase(std::string(node.get_string()));
+  if (stop.stop_requested()) return;
+  std::erase_if(kept.asked, [&](const auto& one) { return Clock::now() - one.second > gone_; });
+}
+
+/// false: that one says nothing.
+bool RemovedCheckpoints::hear_who_asks_all(Kept& kept, const std::vector<std::string>& alive,
+                                           const std::stop_token& stop) {
+  // The same on each node that sees it among the others, whoever else comes and goes; and another
+  // for the next checkpoint.
+  const auto weight = [&](const std::string& node) {
+    return std::hash<std::string>{}(node + ' ' + kept.id);
+  };
+  const auto who = std::max_element(
+      alive.begin(), alive.end(),
+      [&](const std::string& a, const std::string& b) { return weight(a) < weight(b); });
+  if (who == alive.end()) return false;
+  std::optional<std::set<std::string>> without;
+  if (*who == cluster_.self()) {
+    without = surveyed(kept.job, kept.id);
+  } else {
+    const Result<std::string> answer =
+        cluster_.ask(*who, PeerMethod::kWithout, survey_request(kept.job, kept.id), stop);
+    Result<json::value> said = json::value();
+    if (answer.has_value() && !answer.value().empty()) said = parse_json(answer.value());
+    if (answer.has_error() || said.has_error()) {
+      // Many ask it at the same time: it may be well, and come to the others first.
+      if (kept.unheard_since == Clock::time_point()) kept.unheard_since = Clock::now();
+      return Clock::now() - kept.unheard_since < kSilent;
+    }
+    if (said.value().is_array()) {
+      without.emplace();
+      for (const json::value& node : said.value().get_array())
+        if (node.is_string()) without->emplace(node.get_string());
+    }
+  }
+  kept.unheard_since = {};
+  if (without)
+    std::erase_if(kept.asked, [&](const auto& one) { return without->contains(one.first); });
   return true;
 }
 
@@ -167,7 +192,7 @@ std::optional<std::set<std::string>> RemovedCheckpoints::surveyed(const WhichJob
   Survey& survey = known->second;
   survey.job = job;
   survey.wanted = Clock::now();
-  if (!survey.ended) loop_.wake();
+  if (!survey.ended && survey.pause.until <= Clock::now()) loop_.wake();
   if (!survey.begun) return std::nullopt;
   return survey.without;
 }
@@ -180,32 +205,40 @@ Result<std::string> RemovedCheckpoints::answer_without(std::string_view request)
   return json::serialize(json::array(without->begin(), without->end()));
 }
 
-/// false: there is none.
-bool RemovedCheckpoints::survey(const std::stop_token& stop) {
-  std::map<std::string, Survey> wanted;
+/// When the next is due.
+std::optional<StepPool::Time> RemovedCheckpoints::survey(const std::stop_token& stop) {
+  std::map<std::string, Survey> due;
   {
     MutexLock lock(mutex_);
-    std::erase_if(surveys_,
-                  [](const auto& one) { return Clock::now() - one.second.wanted > kGone; });
-    wanted = surveys_;
+    const Clock::time_point now = Clock::now();
+    std::erase_if(surveys_, [&](const auto& one) { return now - one.second.wanted > gone_; });
+    for (const auto& [id, one] : surveys_)
+      if (!one.ended && one.pause.until <= now) due.emplace(id, one);
   }
   std::vector<std::string> others = cluster_.alive();
   std::erase(others, cluster_.self());
-  for (auto& [id, one] : wanted) {
+  for (auto& [id, one] : due) {
     std::vector<std::string> left;
     std::set_difference(others.begin(), others.end(), one.without.begin(), one.without.end(),
                         std::back_inserter(left));
     for (auto& [node, answer] : ask_each(left, one.job, id, stop))
       if (answer.has_value() && answer.value() == "no") one.without.insert(std::move(node));
-    if (stop.stop_requested()) return false;
+    if (stop.stop_requested()) return std::nullopt;
     MutexLock lock(mutex_);
     Survey& known = surveys_[id];
     known.begun = true;
+    known.pause.begin();
     known.ended = std::all_of(left.begin(), left.end(),
                               [&](const std::string& node) { return one.without.contains(node); });
     known.without = std::move(one.without);
   }
-  return !wanted.empty();
+  MutexLock lock(mutex_);
+  std::optional<StepPool::Time> next;
+  for (const auto& [id, one] : surveys_) {
+    const Clock::time_point then = one.ended ? one.wanted + gone_ : one.pause.until;
+    next = std::min(next.value_or(then), then);
+  }
+  return next;
 }
 
 std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_token& stop) {
@@ -217,13 +250,12 @@ std::optional<StepPool::Time> RemovedCheckpoints::look_after(const std::stop_tok
     changed = std::exchange(nodes_changed_, false);
   }
   if (changed) look_for_copies();
-  const bool surveys = survey(stop);
+  std::optional<StepPool::Time> next = survey(stop);
   for (Kept& one : kept_)
-    if (one.next <= Clock::now()) ask(one, stop);
+    if (one.pause.until <= Clock::now()) ask(one, stop);
   std::erase_if(kept_, [](const Kept& one) { return one.asked.empty(); });
-  StepPool::Time next = Clock::now() + kGone;  // then surveys are forgotten
-  for (const Kept& one : kept_) next = std::min(next, one.next);
-  return surveys || !kept_.empty() ? std::optional(next) : std::nullopt;
+  for (const Kept& one : kept_) next = std::min(next.value_or(one.pause.until), one.pause.until);
+  return next;
 }
 
 }  // namespace ptc

@@ -31,8 +31,10 @@ struct RemoteFiles;
 /// Which one follows from the checkpoint's id. Where that one is away they ask by themselves.
 class RemovedCheckpoints {
  public:
-  /// `cluster` and the pool, on whose threads others are asked, outlive this.
-  RemovedCheckpoints(Cluster& cluster, StepPool& pool);
+  /// `cluster` and the pool, on whose threads others are asked, outlive this. `gone`: a node that
+  /// is away for so long does not come back with its files still open.
+  RemovedCheckpoints(Cluster& cluster, StepPool& pool,
+                     std::chrono::milliseconds gone = std::chrono::minutes(1));
 
   /// `images` lie on this node, and have no names any more (ImageStore::remove).
   void keep(const WhichJob& job, const std::string& id, std::vector<ImageRef> images);
@@ -49,14 +51,20 @@ class RemovedCheckpoints {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// Before who has not said no is asked again; it grows.
+  struct Pause {
+    Clock::duration length = {};
+    Clock::time_point until = {};
+    void begin();
+  };
   struct Kept {
     WhichJob job;
     std::string id;
     std::vector<ImageRef> images;
     std::map<std::string, Clock::time_point>
-        asked;                   // nodes that have not said no; when they were there last
-    Clock::duration pause = {};  // before they are asked again; it grows
-    Clock::time_point next = {};
+        asked;  // nodes that have not said no; when they were there last
+    Pause pause = {};
+    Clock::time_point unheard_since = {};  // who asks all
   };
   struct Noted {
     std::string id;
@@ -70,18 +78,21 @@ class RemovedCheckpoints {
     std::set<std::string> without;
     bool begun = false, ended = false;  // all have been asked; all have said no
     Clock::time_point wanted;           // for the last time
+    Pause pause = {};
   };
   using Answers = std::vector<std::pair<std::string, Result<std::string>>>;
   std::optional<StepPool::Time> look_after(const std::stop_token& stop);
   void look_for_copies();
   void ask(Kept& kept, const std::stop_token& stop);
-  bool hear_who_asks_all(Kept& kept, const std::stop_token& stop);
-  bool survey(const std::stop_token& stop);
+  bool hear_who_asks_all(Kept& kept, const std::vector<std::string>& alive,
+                         const std::stop_token& stop);
+  std::optional<StepPool::Time> survey(const std::stop_token& stop);
   std::optional<std::set<std::string>> surveyed(const WhichJob& job, const std::string& id);
   Answers ask_each(const std::vector<std::string>& nodes, const WhichJob& job,
                    const std::string& id, const std::stop_token& stop);
 
   Cluster& cluster_;
+  const Clock::duration gone_;
   Mutex mutex_;
   std::vector<Kept> new_ PTC_GUARDED_BY(mutex_);
   std::vector<Noted> noted_ PTC_GUARDED_BY(mutex_);

@@ -214,6 +214,7 @@ Result<std::vector<ImageContent>> Verifier::read_images(
     Mutex mutex;
     Result<> read PTC_GUARDED_BY(mutex) = ok();  // the first error
     std::vector<ImageContent> contents PTC_GUARDED_BY(mutex);
+    std::vector<std::string> answers PTC_GUARDED_BY(mutex);  // taken apart when all have come
   } shared;
   const auto add = [&](Result<std::vector<ImageContent>> some) {
     MutexLock lock(shared.mutex);
@@ -239,7 +240,10 @@ Result<std::vector<ImageContent>> Verifier::read_images(
       add(make_error(answer.error().code(), "node {}: {}", nodes[i], answer.error().message()));
       return std::nullopt;
     }
-    add(contents_from(answer.value()));
+    {
+      MutexLock lock(shared.mutex);
+      shared.answers.push_back(answer.value());
+    }
     if (elsewhere[i].all_asked_for()) return std::nullopt;
     if (given_up.stop_requested()) {
       add(make_error(Code::kCancelled, "nobody waits for it any more"));
@@ -260,6 +264,12 @@ Result<std::vector<ImageContent>> Verifier::read_images(
       for (Result<std::string>& one : theirs.value())
         if (one.has_error()) add(std::move(one).error());  // it may not even have been asked
   }
+  std::vector<std::string> said;
+  {
+    MutexLock lock(shared.mutex);
+    said = std::move(shared.answers);
+  }
+  for (const std::string& answer : said) add(contents_from(answer));
   MutexLock lock(shared.mutex);
   PTC_TRY(std::move(shared.read));
   return std::move(shared.contents);

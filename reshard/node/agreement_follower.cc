@@ -367,21 +367,22 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
 
 /// What changed, or all; that where a job has the name of another that it was.
 Result<StoreMembership::Agreed> AgreementFollower::look() {
-  constexpr std::chrono::milliseconds kMoment{100};
-  const auto note = [&](std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kMoment{200};  // in all
+  const auto until = std::chrono::steady_clock::now() + kMoment;
+  const auto note = [&](std::chrono::steady_clock::time_point deadline) {
     std::vector<std::pair<std::string, int64_t>> gone;
     {
       MutexLock lock(mutex_);
-      wanted_.wait_for(mutex_, patience,
-                       [&]() PTC_REQUIRES(mutex_) { return stops_ || !gone_meanwhile_.empty(); });
+      wanted_.wait_until(mutex_, deadline,
+                         [&]() PTC_REQUIRES(mutex_) { return stops_ || !gone_meanwhile_.empty(); });
       gone.swap(gone_meanwhile_);
     }
     for (auto& [key, revision] : gone) membership_->note_gone(std::move(key), revision);
-    return !gone.empty();
+    return !gone.empty() && std::chrono::steady_clock::now() < until;
   };
-  note(std::chrono::milliseconds::zero());
+  note({});
   PTC_TRY(auto agreed,
-          membership_->look(/*whole=*/std::exchange(failed_, true), [&] { return note(kMoment); }));
+          membership_->look(/*whole=*/std::exchange(failed_, true), [&] { return note(until); }));
   if (agreed.whole) return agreed;
   for (const auto& [name, id] : jobs_in(agreed.jobs))
     if (const JobRef job = jobs_.find(name); job != nullptr && job->id() != id)

@@ -42,11 +42,12 @@ constexpr std::string_view kRecover =
 
 constexpr std::string_view kJobKeys = "jobs/";
 
-/// Whether a checkpoint has bytes on the node.
+/// Whether a checkpoint may have bytes on the node: not all nodes are named where there are many.
 bool lies_on(const MetaEntry& entry, const std::string& node) {
   const auto value = parse_json(entry.value);
   const json::object* object = value.has_value() ? value.value().if_object() : nullptr;
   const json::value* nodes = object != nullptr ? object->if_contains("nodes") : nullptr;
+  if (object != nullptr && object->contains("more_nodes")) return true;
   return nodes != nullptr && nodes->is_array() &&
          std::find(nodes->get_array().begin(), nodes->get_array().end(), json::value(node)) !=
              nodes->get_array().end();
@@ -475,7 +476,7 @@ void StoreMembership::note_gone(std::string key, int64_t revision) {
 /// Until which tombstone the copy names nothing any more that was removed. What went between the
 /// two lists is in both.
 int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
-  if (agreed.removed.revision <= own_.done) return own_.done;
+  if (!are_worth_a_look(agreed.removed, own_.done)) return own_.done;
   std::map<std::string_view, int64_t> tombstones;
   for (const MetaEntry& entry : agreed.removed.entries)
     tombstones.emplace(entry.key, entry.revision);
@@ -490,11 +491,11 @@ int64_t StoreMembership::carried_out_of(const Agreed& agreed) const {
 
 /// Where there are many nodes, and with each commit a checkpoint goes, each would say so each time.
 /// Until then there is a tombstone more for each 64 nodes.
-bool StoreMembership::is_worth_saying(const Tombstones& removed, int64_t carried_out) const {
+bool StoreMembership::are_worth_a_look(const Tombstones& removed, int64_t done) const {
   constexpr size_t kNodes = 64;
   size_t checkpoints = 0;
   for (const MetaEntry& entry : removed.entries) {
-    if (entry.revision <= own_.done || entry.revision > carried_out) continue;
+    if (entry.revision <= done) continue;
     if (is_removed_job_key(entry.key)) return true;
     ++checkpoints;
   }
@@ -526,7 +527,7 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
   if (!write_facts()) return;
   all_removals_ = true;
   const int64_t carried_out = removed ? carried_out_of(agreed) : own_.done;
-  if (is_worth_saying(agreed.removed, carried_out) && check_member(cluster_).has_value()) {
+  if (carried_out > own_.done && check_member(cluster_).has_value()) {
     MetaTransaction transaction;
     const std::string key = store_key(identity_.store);
     RegisteredStore next = own_;
@@ -545,7 +546,8 @@ void StoreMembership::taken_over(const Agreed& agreed, const std::vector<MetaEnt
     }
   }
   const std::vector<std::string> alive = cluster_.alive();
-  if (agreed.removed.entries.empty() || alive.empty() || alive.front() != cluster_.self()) return;
+  if (!are_worth_a_look(agreed.removed, 0) || alive.empty() || alive.front() != cluster_.self())
+    return;
   if (Result<> forgotten = remove_tombstones(agreed.removed); forgotten.has_error())
     spdlog::debug("tombstones stay for now: {}", forgotten.error().message());
 }

@@ -83,7 +83,7 @@ class StoreMembership {
   Result<std::optional<Agreed>> look_at_changes();
   std::chrono::steady_clock::duration whole_after() const;
   int64_t carried_out_of(const Agreed& agreed) const;
-  bool is_worth_saying(const Tombstones& removed, int64_t carried_out) const;
+  bool are_worth_a_look(const Tombstones& removed, int64_t done) const;  // of those beyond
   Result<> remove_tombstones(const Tombstones& removed);
   void take_stores();
   bool write_facts();

@@ -287,9 +287,6 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
   auto found = method_of(method);
   if (!found) co_return std::move(found).error();
   const MethodRef to_run = std::move(found).value();
-  if (!may_begin(to_run->pace))
-    co_return too_busy(
-        fmt::format("node {} is busy: it answers {} calls already", self.node, options.max_calls));
   std::optional<Result<std::string>> answer;  // written on this executor
   asio::steady_timer woken(co_await asio::this_coro::executor);
   std::function<void()> work = [&] {
@@ -310,9 +307,12 @@ Task<std::string> PeerServer::Impl::run(Connection& connection, uint64_t request
       woken.cancel();
     });
   };
+  if (!may_begin(to_run->pace))
+    co_return too_busy(
+        fmt::format("node {} is busy: it answers {} calls already", self.node, options.max_calls));
   try {
     (to_run->pace == Pace::kAtOnce ? calls_at_once : calls).run(std::move(work));
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {  // no thread, no memory
     has_answered(to_run->pace);
     co_return too_busy(
         fmt::format("node {} has no thread for {}: {}", self.node, quoted(method), error.what()));

@@ -216,7 +216,7 @@ Task<> Peers::meet_until(const std::string& node, const std::string& address, De
     const auto wait = pauses.next();
     if (std::chrono::steady_clock::now() + wait >= last_try) break;
     co_await pause(wait, {});
-    met = co_await impl_->connect(node, address, Deadline::max(), {});
+    met = co_await impl_->connect(node, address, last_try, {});
   }
   if (!met) co_return std::move(met).error();
   if (keep) give_back(node, std::move(met).value());

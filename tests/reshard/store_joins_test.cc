@@ -83,6 +83,13 @@ TEST_F(Membership, JobsDoNotComeUnderTheNameOfAnotherStoresNode) {
   make_job("llama");
   EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has a node w0 already, with another store"));
   EXPECT_FALSE(meta_->get("jobs/llama").value().has_value());
+  // Of many nodes a checkpoint does not name all.
+  const std::string key = "jobs/gpt/checkpoints/base", named = R"("nodes":["w0"])";
+  std::string entry = meta_->get(key).value()->value;
+  ASSERT_NE(entry.find(named), entry.npos);
+  entry.replace(entry.find(named), named.size(), R"("nodes":["a0"],"more_nodes":1)");
+  ASSERT_TRUE(meta_->commit({.puts = {{key, entry}}}).has_value());
+  EXPECT_THAT(refusal(meta_.get(), true), HasSubstr("has a node w0 already, with another store"));
   const Result<> joined = open(meta_.get(), true, "w1");
   ASSERT_TRUE(joined.has_value()) << joined.error().message();
   expect_job("llama");
