@@ -109,13 +109,6 @@ const std::set<std::vector<std::string>>& rules_of_families() {
   return all;
 }
 
-/// The rule as written: of one for adapters, of which there are two each, that of the weight.
-size_t written_rule(const RuleSet& rules, const Rule& rule) {
-  const auto position = static_cast<size_t>(&rule - rules.rules().data());
-  const size_t written = rules.written_rules();
-  return position < written ? position : (position - written) / 2;
-}
-
 /// Rules of a job's own that hold for no tensor. `used`: by written rule.
 json::array unused_rules(const Model& model, const std::vector<bool>& used) {
   json::array unused;
@@ -161,7 +154,7 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
   for (uint32_t t = 0; t < model.tensors().size(); ++t) {
     const TensorInfo& info = model.tensors()[t];
     const auto match = finder.find(info.name);
-    if (match) used[written_rule(model.rules(), *match->rule)] = true;
+    if (match) used[model.rules().written_rule(*match->rule)] = true;
     if (!wanted(info.name)) continue;
     const Template name = template_of(info.name, match ? match->name.expert : std::nullopt);
     std::string how = model.describe(t);

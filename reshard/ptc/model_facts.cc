@@ -18,10 +18,11 @@ struct FoundNumbers {
 FoundNumbers found_numbers(const Model& model) {
   FoundNumbers found;
   RuleFinder finder(model.rules());
-  const Rule* const for_adapters = model.rules().rules().data() + model.rules().written_rules();
+  // Of adapters, and of layers that predict further tokens: these have no part in the numbers.
+  const Rule* const derived = model.rules().rules().data() + model.rules().written_rules();
   for (const TensorInfo& tensor : model.tensors()) {
     const auto match = finder.find(tensor.name);
-    if (!match || match->rule >= for_adapters) continue;
+    if (!match || match->rule >= derived) continue;
     if (match->name.layer && match->rule->stage == StagePlace::kLayer)
       found.layers = std::max(found.layers, *match->name.layer + 1);
     if (match->name.expert) found.experts = std::max(found.experts, *match->name.expert + 1);

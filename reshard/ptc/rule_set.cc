@@ -319,16 +319,47 @@ void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
   }
 }
 
-/// Two rules for each written one: of the adapter's inputs and of its outputs.
-void RuleSet::derive_adapter_rules() {
+/// One for each rule of layers: the same, under the names of layers that predict further tokens.
+Result<> RuleSet::derive_mtp_rules() {
+  constexpr std::string_view kLayers = "layers.{layer}.";
   written_rules_ = rules_.size();
+  mtp_rule_of_.clear();
+  for (size_t written = 0; written < written_rules_ && !mtp_layers_.empty(); ++written) {
+    if (rules_[written].stage != StagePlace::kLayer) continue;
+    Rule rule = rules_[written];
+    rule.stage = StagePlace::kMtp;
+    rule.names.clear();
+    for (const NamePattern& name : rules_[written].names) {
+      if (!name.text().starts_with(kLayers)) continue;
+      for (const std::string& layers : mtp_layers_) {
+        PTC_TRY(auto pattern,
+                NamePattern::parse(layers + "." + name.text().substr(kLayers.size())));
+        rule.names.push_back(std::move(pattern));
+      }
+    }
+    if (rule.names.empty()) continue;
+    rules_.push_back(std::move(rule));
+    mtp_rule_of_.push_back(static_cast<uint32_t>(written));
+  }
+  weight_rules_ = rules_.size();
+  return ok();
+}
+
+size_t RuleSet::written_rule(const Rule& rule) const {
+  auto position = static_cast<size_t>(&rule - rules_.data());
+  if (position >= weight_rules_) position = (position - weight_rules_) / 2;  // two of each
+  return position < written_rules_ ? position : mtp_rule_of_[position - written_rules_];
+}
+
+/// Two rules for each of a weight: of the adapter's inputs and of its outputs.
+void RuleSet::derive_adapter_rules() {
   if (!adapters_) return;
-  rules_.reserve(3 * written_rules_);
-  for (size_t written = 0; written < written_rules_; ++written) {
+  rules_.reserve(3 * weight_rules_);
+  for (size_t of = 0; of < weight_rules_; ++of) {
     const auto index = static_cast<uint32_t>(rules_.size());
     adapter_rules_.push_back({index, index + 1});
     for (const bool in : {true, false}) {
-      Rule rule = rules_[written];
+      Rule rule = rules_[of];
       // The weight's axis that runs over the adapter's inputs or outputs.
       const uint32_t axis = in == rule.inputs_first ? 0 : 1;
       if (rule.cut && rule.cut->axis == axis && !rule.expert_axis) {
@@ -415,7 +446,7 @@ std::optional<RuleSet::Match> RuleSet::find_behind(std::string_view tensor_name,
   PlainName plain;
   plain_name(tensor_name, plain);
   if (held && holder(plain.name) == 0) return std::nullopt;
-  for (size_t rule = 0; rule < written_rules_; ++rule) {
+  for (size_t rule = 0; rule < weight_rules_; ++rule) {
     auto match = match_in(rule, plain);
     if (!match) continue;
     if (plain.side == AdapterSide::kIn) match->rule = &rules_[adapter_rules_[rule].in];
@@ -427,7 +458,7 @@ std::optional<RuleSet::Match> RuleSet::find_behind(std::string_view tensor_name,
     PlainName weight;
     plain_name(tensor_name, weight);
     if (!take_off_part(weight, part)) continue;
-    for (size_t rule = 0; rule < written_rules_; ++rule) {
+    for (size_t rule = 0; rule < weight_rules_; ++rule) {
       auto match = match_in(rule, weight);
       if (!match) continue;
       match->part_of = &quantised_[part];

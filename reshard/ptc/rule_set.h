@@ -128,9 +128,12 @@ class RuleSet {
 
   const std::string& family() const { return family_; }
   const std::string& description() const { return description_; }
-  /// The rules as written, and behind them those for adapters that follow from them.
+  /// The rules as written, and behind them those that follow from them: of layers that predict
+  /// further tokens, and of adapters.
   const std::vector<Rule>& rules() const { return rules_; }
   size_t written_rules() const { return written_rules_; }
+  /// Which of the written ones a rule of rules() is, or follows from.
+  size_t written_rule(const Rule& rule) const;
   const std::vector<std::string>& model_types() const { return model_types_; }
 
   const std::optional<BlockScales>& scales() const { return scales_; }
@@ -189,6 +192,7 @@ class RuleSet {
   struct Knowledge;
   Knowledge knowledge_of(const std::vector<std::string_view>& names) const;
   bool has_parameter_in(std::string_view name) const;
+  Result<> derive_mtp_rules();
   void derive_adapter_rules();
   size_t holder(std::string_view name) const;  // its bytes and the dot's; 0: there is none
   std::optional<Match> find_behind(std::string_view tensor_name, bool held) const;
@@ -202,10 +206,14 @@ class RuleSet {
   std::vector<std::string> prefixes_;
   std::vector<Rule> rules_;
   size_t written_rules_ = 0;
+  size_t weight_rules_ = 0;  // … and those of layers that predict further tokens
+  /// What stands in place of "layers.{layer}" in the names of these: "mtp.layers.*".
+  std::vector<std::string> mtp_layers_;
+  std::vector<uint32_t> mtp_rule_of_;  // the written rule each of them follows from
   struct AdapterRules {
     uint32_t in, out;  // indices in rules_
   };
-  std::vector<AdapterRules> adapter_rules_;  // by written rule; empty: none
+  std::vector<AdapterRules> adapter_rules_;  // by weight rule; empty: none
   std::optional<Adapters> adapters_;
   Wrappers wrappers_;
   std::vector<NamePattern> known_by_;  // empty: by any

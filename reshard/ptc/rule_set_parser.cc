@@ -146,7 +146,7 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(known_keys(
       object, {},
       {"format", "family", "extends", "description", "model_types", "prefixes", "known_by",
-       "wrappers", "facts", "tied", "scales", "quantised", "adapters", "rules"}));
+       "mtp_layers", "wrappers", "facts", "tied", "scales", "quantised", "adapters", "rules"}));
   PTC_TRY(header(object));
   PTC_TRY(facts(object));
   PTC_TRY(tied(object));
@@ -155,6 +155,7 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(adapters(object));
   PTC_TRY(wrappers(object));
   PTC_TRY(known_by(object));
+  PTC_TRY(mtp_layers(object));
   PTC_TRY(rules(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   if (set_->text_.size() > JsonLimits().max_bytes) {
@@ -382,6 +383,19 @@ Result<> RuleSetParser::known_by(const json::object& object) {
   return ok();
 }
 
+Result<> RuleSetParser::mtp_layers(const json::object& object) {
+  const json::value* value = object.if_contains("mtp_layers");
+  if (!value) return ok();
+  PTC_TRY(set_->mtp_layers_, texts(*value, {"mtp_layers"}));
+  for (size_t i = 0; i < set_->mtp_layers_.size(); ++i) {
+    const Path path{"mtp_layers", std::to_string(i)};
+    PTC_TRY(const NamePattern layers, pattern(value->get_array()[i], path));
+    if (layers.has_layer() || layers.text().find("{expert}") != std::string::npos)
+      return error(path, "these are not numbered with the layers of the model: \"mtp.layers.*\"");
+  }
+  return ok();
+}
+
 Result<> RuleSetParser::rules(const json::object& object) {
   if (const json::value* value = object.if_contains("rules")) {
     if (!value->is_array()) return error({"rules"}, "'rules' must be a list of objects");
@@ -394,6 +408,8 @@ Result<> RuleSetParser::rules(const json::object& object) {
     set_->rules_.insert(set_->rules_.end(), extended_->rules_.begin(),
                         extended_->rules_.begin() + extended_->written_rules_);
   }
+  if (auto derived = set_->derive_mtp_rules(); !derived)
+    return error({"mtp_layers"}, derived.error().message());
   set_->derive_adapter_rules();
   size_t patterns = 0;
   for (const Rule& rule : set_->rules_) {
@@ -605,8 +621,8 @@ std::string RuleSetParser::merged_text(const json::object& object) const {
   PTC_CHECK(base.has_value());  // it was parsed before
   json::object merged = std::move(base.value().as_object());
   merged["family"] = set_->family_;
-  for (const char* key : {"description", "model_types", "prefixes", "known_by", "wrappers", "tied",
-                          "scales", "quantised", "adapters"}) {
+  for (const char* key : {"description", "model_types", "prefixes", "known_by", "mtp_layers",
+                          "wrappers", "tied", "scales", "quantised", "adapters"}) {
     if (const json::value* value = object.if_contains(key)) merged[key] = *value;
   }
   if (const json::value* facts = object.if_contains("facts")) {

@@ -37,6 +37,7 @@ class RuleSetParser {
   Result<> adapters(const boost::json::object& object);
   Result<> wrappers(const boost::json::object& object);
   Result<> known_by(const boost::json::object& object);
+  Result<> mtp_layers(const boost::json::object& object);
   Result<> rules(const boost::json::object& object);
   Result<Rule> rule(const boost::json::value& value, const Path& path) const;
   Result<NamePattern> pattern(const boost::json::value& value, const Path& path) const;

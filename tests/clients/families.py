@@ -56,6 +56,7 @@ class Model:
     placements: dict       # name → DTensor placement; what is not here is whole on each rank
     gathered: set          # of these names the plan brings the output together again
     planned: bool          # whether there is a plan at all
+    ignored: list          # patterns of names in files that transformers does not load
 
     def part(self, name, rank):
         """What the plan gives this rank."""
@@ -182,9 +183,60 @@ def tiny(model_type):
         style = {name: plan.get(name) or plan.get(name.rpartition(".")[0]) or "" for name in tensors}
     gathered = {name for name, each in style.items() if any(word in each for word in GATHERS)}
     return Model(model_type, json.loads(model.config.to_json_string(use_diff=False)), tensors, saved, placements,
-                 gathered, has_plan(model.config))
+                 gathered, has_plan(model.config), sorted(model._keys_to_ignore_on_load_unexpected or ()))
 
 
 def kind(name):
     """A name without its numbers."""
     return re.sub(r"\.\d+(?=\.|$)", ".#", name)
+
+
+#: Files of the hub have layers that predict further tokens, and no class of transformers does: it ignores them on loading.
+#: By type: what stands in the names in place of "model.layers.1", and which names there are beside those of a layer, with
+#: "/" within it. As vLLM's and SGLang's loaders expect them.
+MTP = {
+    "qwen3_next qwen3_5 qwen3_5_moe qwen3_5_text qwen3_5_moe_text minicpm_ocr minicpmv4_6 minicpmv4_7 exaone_moe exaone4_5 mellum":
+        ("mtp.layers.0", "mtp.fc mtp.norm mtp.pre_fc_norm_embedding mtp.pre_fc_norm_hidden"),
+    "nemotron_h minimax_m3_vl minimax_m3_vl_text": ("mtp.layers.0", "/enorm /hnorm /eh_proj /final_layernorm"),
+    "nemotron_h_omni": ("language_model.mtp.layers.0", "/enorm /hnorm /eh_proj /final_layernorm"),
+    "mimo_v2_flash": ("model.mtp.layers.0", "/enorm /hnorm /eh_proj /pre_mlp_layernorm /final_layernorm"),
+    "hy_v4": ("model.mtp_layers.0", "/enorm /hnorm /eh_proj /final_layernorm"),
+    "ernie4_5_moe": ("model.mtp_block.0", "model.mtp_emb_norm.0 model.mtp_hidden_norm.0 model.mtp_linear_proj.0"),
+    "deepseek_v4": ("mtp.0", "/enorm /hnorm /e_proj /h_proj /norm /emb.tok_emb /head /main_proj /main_norm"),
+}
+#: A layer more, by its number.
+MTP_NUMBERED = "/embed_tokens /enorm /hnorm /eh_proj /shared_head.norm /shared_head.head /final_layernorm"
+#: Not of the form of a layer of the model, or not known to be: whole on each rank.
+MTP_WHOLE = {"granite_docling": "mtp.blocks.0",
+             "mistral_large4 mistral_large4_text": "mtp_dspark.layers.0"}
+
+
+def of_type(table, model_type):
+    return next((entry for types, entry in table.items() if model_type in types.split()), None)
+
+
+def says_mtp(model):
+    """Whether transformers knows files of this type to have such layers."""
+    return any("mtp" in pattern or re.search(r"layers\W+\d", pattern) for pattern in model.ignored)
+
+
+def with_mtp(model):
+    """What a file of this type has beside `model.saved`, for each name that of a layer's tensor that it is cut as (none: it
+    has no such): a copy of the last layer under other names. None where no sample says how they are called."""
+    pattern = r"((?:language_model\.|model\.|backbone\.|text_model\.)*)layers\.(\d+)\.(.*)"
+    of_layers = {name: match for name in model.saved if (match := re.fullmatch(pattern, name))}
+    layers = 1 + max(int(match[2]) for match in of_layers.values())
+    layer = {name: match[3] for name, match in of_layers.items() if int(match[2]) == layers - 1}
+    root = next(iter(of_layers.values()))[1]
+    place, others = of_type(MTP, model.type) or (f"{root}layers.{layers}", MTP_NUMBERED)
+    if place.startswith(root + "layers") and any("mtp" in pattern for pattern in model.ignored):
+        whole = of_type(MTP_WHOLE, model.type)
+        return whole and {f"{whole}.{rest}": (model.saved[name], None) for name, rest in layer.items()}
+    more = {f"{place}.{rest}": (model.saved[name], name) for name, rest in layer.items()}
+    hidden = next(value.shape[1] for name, value in model.saved.items() if re.search(r"emb[a-z_]*\.weight$", name))
+    for other in others.split():
+        rows, name = (VOCABULARY, hidden), place + other.replace("/", ".") if other.startswith("/") else other
+        if not other.endswith(("embed_tokens", "head", "tok_emb")):
+            rows = (hidden, 2 * hidden) if other.endswith(("proj", "proj.0", "fc")) else (hidden,)
+        more[name + ".weight"] = (torch.zeros(rows, dtype=torch.int16), None)
+    return more

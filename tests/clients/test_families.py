@@ -115,6 +115,15 @@ def as_saved(daemon, directory, model):
     return "" if report["fits"] is True else report["fits"]
 
 
+def cuts(report):
+    """What ranks have of a tensor, by its kind of name and its shape."""
+    kinds = {}
+    for entry in report["tensors"]:
+        kind = families.kind(re.sub(r"\{[^}]*\}", "0", entry["names"]))
+        kinds[kind, str(entry["shape"])] = [part["shape"] for part in entry["ranks"]]
+    return kinds
+
+
 class Families(mount.TestCase):
     mount_options = ("--memory", "8G")
 
@@ -140,6 +149,37 @@ class Families(mount.TestCase):
                     continue
                 self.assertEqual(as_saved(self.mount, self.temporary(model_type), model), "")
         self.assertGreater(tried, 150)
+
+    def test_layers_that_predict_further_tokens_are_cut_as_others(self):
+        listed, tried = listed_types(os.path.join(mount.bin_dir(), "ptc")), set()
+        for model_type in sorted(listed):
+            if model_type not in families.configuration_auto.CONFIG_MAPPING_NAMES or model_type in families.SAVED_OTHERWISE:
+                continue
+            with self.subTest(model_type):
+                try:
+                    model = families.tiny(model_type)
+                except Exception:  # pylint: disable=broad-except
+                    continue
+                if not families.says_mtp(model):
+                    continue
+                more, directory = families.with_mtp(model), self.temporary("mtp-" + model_type)
+                self.assertTrue(more, "files of this type have layers that transformers ignores: say in families.py how they "
+                                f"are called, with {model.ignored}")
+                tried.add(model_type)
+                write(directory, model.config, {name: value.clone().contiguous() for name, value in
+                                                {**model.saved, **{name: value for name, (value, _) in more.items()}}.items()})
+                for layout in (LAYOUT, f"tp{families.TP}-pp2-dp1"):
+                    done = self.mount.ptc("rules", "check", directory, "--layout", layout, "--json", check=False)
+                    report = json.loads(done.stdout)
+                    self.assertIs(report["fits"], True)
+                found = cuts(report)
+                for name, (value, like) in more.items():
+                    shape = str(list(value.shape))
+                    if like is not None:
+                        self.assertEqual(found[families.kind(name), shape], found[families.kind(like), shape], name)
+        self.assertGreaterEqual(tried, set("glm4_moe glm4v_moe hy_v3 glm_ocr deepseek_v4 nemotron_h exaone_moe exaone4_5 "
+                                           "ernie4_5_moe mellum granite_docling minimax_m3_vl mimo_v2_flash hy_v4 "
+                                           "mistral_large4 deepseek_v3 qwen3_next".split()))
 
     def test_falcon_in_each_of_its_forms(self):
         """What the model itself takes for q, k and v in a rank's part of the fused weight are that rank's heads."""

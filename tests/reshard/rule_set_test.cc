@@ -178,12 +178,63 @@ TEST(RuleSet, AModelOfUnknownTypeIsOfAFamilyThatKnowsAllOfItsNames) {
   EXPECT_EQ(chosen({"self_attn.qkv_proj.weight", "mlp.up_proj.weight"}), "");
   EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.experts.gate_up_proj"}), "");
   EXPECT_EQ(chosen({}), "");
+  // Layers that predict further tokens have the names of the others.
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "eh_proj.weight", "shared_head.norm.weight"}),
+            "llama");
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "mlp.experts.0.up_proj.weight", "enorm.weight"}),
+            "mixtral");
+  EXPECT_EQ(chosen({"self_attn.q_proj.weight", "self_attn.kv_b_proj.weight", "enorm.weight"}),
+            "deepseek_v3");
   // State of an optimizer has parameters' names within.
   const std::string parameter = "model.layers.0.mlp.up_proj.weight";
   const std::vector<std::string> state = {parameter, "exp_avg." + parameter,
                                           "state." + parameter + ".step"};
   EXPECT_EQ(RuleSet::choose("brand_new", state)->family(), "llama");
   EXPECT_EQ(RuleSet::choose("brand_new", {parameter, "state.0.exp_avg"}), nullptr);
+}
+
+TEST(RuleSet, RulesOfLayersHoldForThoseThatPredictFurtherTokens) {
+  const auto mixtral = RuleSet::builtin("mixtral").value();
+  for (const auto& rules : {mixtral, parse(mixtral->text())}) {
+    RuleFinder finder(*rules);
+    for (const std::string rest :
+         {"self_attn.k_proj.weight", "mlp.experts.7.down_proj.weight", "mlp.up_proj.qweight",
+          "mlp.experts.gate_up_proj", "eh_proj.weight"}) {
+      const auto layer = rules->find("model.layers.3." + rest);
+      ASSERT_TRUE(layer) << rest;
+      for (const std::string before :
+           {"mtp.layers.0.", "model.mtp.layers.12.", "model.mtp_block.0.", "model.mtp_layers.1."}) {
+        const auto found = finder.find(before + rest);
+        ASSERT_TRUE(found) << before + rest;
+        EXPECT_EQ(found->rule->stage, StagePlace::kMtp);
+        EXPECT_FALSE(found->name.layer);
+        EXPECT_EQ(found->name.expert, layer->name.expert);
+        EXPECT_EQ(found->rule->cut.has_value(), layer->rule->cut.has_value());
+        EXPECT_EQ(found->rule->expert_axis, layer->rule->expert_axis);
+        EXPECT_EQ(found->part_of, layer->part_of);
+        // It is the same rule to people.
+        EXPECT_EQ(rules->written_rule(*found->rule), rules->written_rule(*layer->rule));
+      }
+    }
+    const std::string lora = "mlp.up_proj.lora_B.weight";
+    const auto adapter = rules->find("base_model.model.mtp.layers.0." + lora);
+    ASSERT_TRUE(adapter);
+    EXPECT_EQ(adapter->rule->stage, StagePlace::kMtp);
+    EXPECT_EQ(rules->written_rule(*adapter->rule),
+              rules->written_rule(*rules->find("model.layers.0.mlp.up_proj.weight")->rule));
+    EXPECT_FALSE(rules->find("mtp.layers.0.mlp.sideways_proj.weight"));
+  }
+  // A job's own rules hold there, too, and those of other families are under other names.
+  const auto own = parse(R"({"format": "ptc-rules/1", "extends": "llama", "mtp_layers": ["draft"],
+      "rules": [{"names": ["layers.{layer}.mlp.up_proj.weight"], "cut": {"axis": 1}}]})");
+  EXPECT_EQ(own->find("draft.mlp.up_proj.weight")->rule->cut->axis, 1u);
+  EXPECT_FALSE(own->find("mtp.layers.0.mlp.up_proj.weight"));
+  const auto v4 = RuleSet::builtin("deepseek_v4").value();
+  EXPECT_EQ(v4->find("mtp.0.attn.wo_b.weight")->rule->cut->axis, 1u);
+  EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "mtp_layers": ["mtp.{layer}"]})"),
+              HasSubstr("not numbered with the layers"));
+  EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "mtp_layers": "mtp"})"),
+              HasSubstr("must be a list"));
 }
 
 TEST(RuleSet, FactsMayLieWithinTheConfig) {
