@@ -55,6 +55,26 @@ Contradictions contradictions_of(const Model& model) {
   return result;
 }
 
+/// The name of an embedding that may be the head too: nobody says, and there is no head. Empty:
+/// there is none.
+std::string_view maybe_tied(const Model& model) {
+  if (model.facts().tied) return {};
+  const auto any = [&](const NamePattern& pattern) {
+    return std::any_of(
+        model.tensors().begin(), model.tensors().end(),
+        [&](const TensorInfo& tensor) { return model.rules().matches(pattern, tensor.name); });
+  };
+  RuleFinder finder(model.rules());
+  const Rule* const derived = model.rules().rules().data() + model.rules().written_rules();
+  for (const TensorInfo& tensor : model.tensors()) {
+    const auto match = finder.find(tensor.name);
+    if (!match || match->rule >= derived || !match->rule->tied_head) continue;
+    const Rule& rule = *match->rule;
+    if (!any(*rule.tied_head) && (!rule.tied_when || any(*rule.tied_when))) return tensor.name;
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> contradictions(const Model& model) {
@@ -91,6 +111,12 @@ Result<> check_facts(const Model& model, const LayoutSpec& spec) {
   if (spec.sizes.pp > 1 && numbers.layers)
     return refuse(*numbers.layers, "pp", spec.sizes.pp,
                   "would have stages of layers that are not there");
+  if (const auto embedding = spec.sizes.pp > 1 ? maybe_tied(model) : ""; !embedding.empty())
+    return invalid_argument(
+        "config.json does not say whether {} is the head too, and there is no other: with pp = {} "
+        "the last stage would have none if it is; put \"tie_word_embeddings\": true or false into "
+        "config.json and commit it again, or save a rules.json with {} or false, {}",
+        embedding, spec.sizes.pp, rules_with(model.rules(), "\"tied\": true"), kThenTheLayout);
   if (spec.sizes.ep > 1 && numbers.experts)
     return refuse(*numbers.experts, "ep", spec.sizes.ep, "would not give each rank as many");
   return ok();

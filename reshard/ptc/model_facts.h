@@ -18,7 +18,8 @@ namespace ptc {
 std::vector<std::string> contradictions(const Model& model);
 
 /// Whether what is contradicted matters under `spec`: its stages, or its shares of experts, would
-/// be of what is not there. kInvalidArgument says what to do. For layouts that are to be decided:
+/// be of what is not there. So where it is not known whether the last stage has the embedding too,
+/// as its head. kInvalidArgument says what to do. For layouts that are to be decided:
 /// what was decided is read as it always was.
 Result<> check_facts(const Model& model, const LayoutSpec& spec);
 

@@ -531,11 +531,16 @@ Result<RuleSet::Facts> RuleSet::facts(std::string_view config_text) const {
         break;
       }
     }
-    const json::value* type = config.if_contains("model_type");
-    if (type && type->is_string() &&
-        std::find(tied_types_.begin(), tied_types_.end(), std::string_view(type->get_string())) !=
-            tied_types_.end())
-      facts.tied = true;
+    if (const json::value* type = config.if_contains("model_type"); type && type->is_string()) {
+      const auto among = [&](const std::vector<std::string>& types) {
+        return std::find(types.begin(), types.end(), std::string_view(type->get_string())) !=
+               types.end();
+      };
+      // Of a type that was chosen by its names alone nobody knows what it is by default.
+      const bool unknown = !model_types_.empty() && !tied_keys_.empty() && !among(model_types_);
+      if (among(tied_types_)) facts.tied = true;
+      else if (unknown && facts.tied == false) facts.tied.reset();
+    }
     for (const std::string& key : tied_keys_) {
       const json::value* tied = value_at(config, key);
       if (!tied || !tied->is_bool()) continue;

@@ -161,7 +161,7 @@ class RuleSet {
   /// `config_text` empty: only those. A config.json that is no JSON object is kInvalidArgument.
   struct Facts {
     std::map<std::string, uint64_t, std::less<>> numbers;  // "heads" → 32
-    std::optional<bool> tied;                              // tie_word_embeddings
+    std::optional<bool> tied;                              // tie_word_embeddings; absent: unknown
   };
   Result<Facts> facts(std::string_view config_text) const;
 

@@ -219,6 +219,31 @@ class Families(mount.TestCase):
                 report = json.loads(self.mount.ptc("rules", "check", directory, "--json", check=False).stdout)
                 self.assertEqual(bool(report["tied"]), families.is_tied_by_default(model_type))
 
+    def test_a_head_is_not_said_to_be_tied_of_types_that_go_by_their_names(self):
+        """Or that it is not: what they are by default would be a guess."""
+        listed, tensors = listed_types(os.path.join(mount.bin_dir(), "ptc")), {
+            "model.embed_tokens.weight": torch.zeros(4, 4), "model.layers.0.input_layernorm.weight": torch.zeros(4),
+            "model.layers.1.input_layernorm.weight": torch.zeros(4)}
+        told = set()
+        for model_type in families.configuration_auto.CONFIG_MAPPING_NAMES:
+            if model_type in listed:
+                continue
+            try:
+                tied = families.is_tied_by_default(model_type)
+            except Exception:  # pylint: disable=broad-except
+                continue
+            with self.subTest(model_type):
+                directory = self.temporary("names-" + model_type)
+                write(directory, {"model_type": model_type, "num_hidden_layers": 2}, tensors)
+                report = json.loads(self.mount.ptc("rules", "check", directory, "--layout", "tp1-pp2-dp1", "--json",
+                                                   check=False).stdout)
+                if report["tied"] is None:
+                    self.assertIn("does not say whether model.embed_tokens.weight is the head too", report["fits"])
+                    continue
+                told.add(model_type)
+                self.assertEqual((report["tied"], report["fits"]), (tied, True))
+        self.assertGreaterEqual(told, {"ernie4_5_vl_moe", "hunyuan_vl", "hunyuan_vl_text", "zaya"})
+
 
 def marked(outcome):
     """How much of its layers is compared, and what is not, or where any cut is right."""

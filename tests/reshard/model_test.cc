@@ -518,6 +518,39 @@ TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
               ElementsAre("config.json says 8 experts, and there are tensors of 12"));
 }
 
+TEST(Model, NobodySaysWhetherTheHeadIsTheEmbedding) {
+  const auto llama = RuleSet::builtin("llama").value();
+  std::vector<TensorInfo> tensors = {tensor("model.embed_tokens.weight", {8, 4}),
+                                     tensor("model.layers.0.mlp.up_proj.weight", {8, 4}),
+                                     tensor("model.layers.1.mlp.up_proj.weight", {8, 4})};
+  const auto facts_error = [&](std::string_view type, std::string_view more, ParallelConfig config,
+                               std::shared_ptr<const RuleSet> rules) {
+    const std::string text =
+        fmt::format(R"({{"model_type": "{}", "num_hidden_layers": 2{}}})", type, more);
+    const auto checked =
+        check_facts(bind(std::move(rules), tensors, std::string_view(text)), sizes(config));
+    return checked ? "accepted" : checked.error().message();
+  };
+  EXPECT_EQ(facts_error("brand_new", "", {.pp = 2}, llama),
+            "config.json does not say whether model.embed_tokens.weight is the head too, and there "
+            "is no other: with pp = 2 the last stage would have none if it is; put "
+            "\"tie_word_embeddings\": true or false into config.json and commit it again, or save "
+            "a rules.json with {\"format\": \"ptc-rules/1\", \"extends\": \"llama\", \"tied\": "
+            "true} or false, then the layout with \"rules\": \"rules.json\" (ptc layout JOB set "
+            "--rules rules.json)");
+  EXPECT_EQ(facts_error("brand_new", "", {.tp = 2}, llama), "accepted");
+  EXPECT_EQ(facts_error("llama", "", {.pp = 2}, llama), "accepted");
+  for (const char* tied : {"true", "false"}) {
+    const std::string more = fmt::format(", \"tie_word_embeddings\": {}", tied);
+    EXPECT_EQ(facts_error("brand_new", more, {.pp = 2}, llama), "accepted");
+    const auto said = RuleSet::parse(
+        fmt::format(R"({{"format": "ptc-rules/1", "extends": "llama", "tied": {}}})", tied));
+    EXPECT_EQ(facts_error("brand_new", "", {.pp = 2}, said.value()), "accepted");
+  }
+  tensors.push_back(tensor("lm_head.weight", {8, 4}));
+  EXPECT_EQ(facts_error("brand_new", "", {.pp = 2}, llama), "accepted");
+}
+
 TEST(Model, MissingFactsMatterOnlyWhenTheyAreNeeded) {
   const Model model = bind(RuleSet::builtin("llama").value(),
                            {tensor("model.layers.0.self_attn.k_proj.weight", {8, 4})});

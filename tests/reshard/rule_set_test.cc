@@ -250,6 +250,18 @@ TEST(RuleSet, FactsMayLieWithinTheConfig) {
   EXPECT_EQ(llama->facts(R"({"model_type": "gemma", "tie_word_embeddings": false})").value().tied,
             false);
   EXPECT_EQ(llama->facts(R"({"model_type": "llama"})").value().tied, false);
+  // Of a type that only its names made a Llama it is not known, unless something says it.
+  EXPECT_EQ(llama->facts(R"({"model_type": "brand_new"})").value().tied, std::nullopt);
+  EXPECT_EQ(
+      llama->facts(R"({"model_type": "brand_new", "tie_word_embeddings": false})").value().tied,
+      false);
+  const auto said = parse(R"({"format": "ptc-rules/1", "extends": "llama", "tied": false})");
+  EXPECT_EQ(said->facts(R"({"model_type": "brand_new"})").value().tied, false);
+  EXPECT_EQ(llama->facts(R"({"model_type": "hunyuan_vl"})").value().tied, true);
+  EXPECT_EQ(RuleSet::choose("gemma3n", {})->facts(R"({"model_type": "gemma3n"})").value().tied,
+            true);
+  EXPECT_EQ(RuleSet::choose("lfm2_moe", {})->facts(R"({"model_type": "lfm2_moe"})").value().tied,
+            true);
 }
 
 TEST(RuleSet, AnAdapterIsOfAFamilyThatItsNamesTell) {
