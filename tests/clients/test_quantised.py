@@ -237,6 +237,27 @@ class OfOtherFamilies(TestCase):
                 part = (range(out), half(inputs, tp)) if name.endswith("w2") else (half(out, tp), range(inputs))
                 self.check_weight(AWQ, whole, mine, name, sizes[name], part)
 
+    def test_experts_of_llama_4_one_after_the_other(self):
+        """As transformers saves them quantised: its own class keeps them stacked."""
+        at, sizes = "language_model.model.layers.0.feed_forward.experts.{}.{}", {}
+        for expert in range(4):
+            sizes.update({at.format(expert, "gate_proj"): (64, 32), at.format(expert, "up_proj"): (64, 32),
+                          at.format(expert, "down_proj"): (32, 64)})
+        whole = {each.name: each for each in as_tensors(weights_of(self.rng, AWQ, sizes))}
+        config = {"model_type": "llama4", "text_config": {"num_hidden_layers": 1, "num_local_experts": 4,
+                                                          "num_attention_heads": 4}, "quantization_config": AWQ.config}
+        job = self.job_of("llama-4", config, list(whole.values()))
+        job.set_layout(tp=2, ep=2)
+        for rank in range(4):
+            mine = models.read_safetensors(job.rank_file("base", "tp2-pp1-dp1-ep2", rank))
+            tp, ep = rank % 2, rank // 2
+            names = [at.format(expert, name) for expert in (2 * ep, 2 * ep + 1) for name in ("gate_proj", "up_proj", "down_proj")]
+            self.assertEqual({name.rsplit(".", 1)[0] for name in mine}, set(names))
+            for name in names:
+                out, inputs = sizes[name]
+                part = (range(out), half(inputs, tp)) if name.endswith("down_proj") else (half(out, tp), range(inputs))
+                self.check_weight(AWQ, whole, mine, name, sizes[name], part)
+
     def test_a_weight_that_has_its_inputs_first(self):
         """GPT-2's own is [in, out], of GPTQ as of any other model's: [in, out] too."""
         scheme, at = quantised.SCHEMES["gptq"], "transformer.h.0."
