@@ -144,8 +144,6 @@ std::optional<std::vector<ImageId>> Job::images_in_use() const {
 
 std::vector<std::string> Job::kept() const { return impl_->knowledge.now()->unnamed; }
 
-std::string Job::layout_text() const { return impl_->knowledge.now()->saved.text; }
-
 Result<uint64_t> Job::Impl::bytes_to_write(const Checkpoint& checkpoint, const LayoutSpec& spec) {
   if (state_key(checkpoint.stored()->spec) == state_key(spec)) return uint64_t{0};
   PTC_TRY(auto targets, checkpoint.target_images(spec));

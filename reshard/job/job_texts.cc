@@ -51,6 +51,8 @@ bool lets_more(const JobAttributes& attributes, const Job::AtMost& at_most) {
 
 }  // namespace
 
+std::string Job::layout_text() const { return impl_->knowledge.now()->saved.text; }
+
 Result<> Job::save_layout(const std::string& text, const std::optional<AtMost>& at_most) {
   PTC_TRY(impl_->see_what_came_back());
   PTC_TRY(impl_->save_layout(text, at_most));

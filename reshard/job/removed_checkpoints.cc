@@ -11,6 +11,7 @@
 #include "reshard/move/placement.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {
@@ -53,8 +54,16 @@ void RemovedCheckpoints::keep(const WhichJob& job, const std::string& id,
                               std::vector<ImageRef> images) {
   if (images.empty()) return;
   Kept kept{.job = job, .id = id, .images = std::move(images), .asked = {}};
-  for (const std::string& node : cluster_.alive())
-    if (node != cluster_.self()) kept.asked.emplace(node, Clock::now());
+  const Clock::time_point now = Clock::now();
+  for (const std::string& node : cluster_.alive()) kept.asked.emplace(node, now);
+  // And who went a moment ago, and comes back with its files still open.
+  const int64_t wall_now = now_ns();
+  for (const Cluster::Seen& seen : cluster_.seen()) {
+    const std::chrono::nanoseconds away(
+        seen.there ? 0 : std::max<int64_t>(0, wall_now - seen.since_ns));
+    if (away < gone_) kept.asked.emplace(seen.node, now - away);
+  }
+  kept.asked.erase(cluster_.self());
   if (kept.asked.empty()) return;
   MutexLock lock(mutex_);
   new_.push_back(std::move(kept));

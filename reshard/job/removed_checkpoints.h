@@ -23,8 +23,8 @@ struct RemoteFiles;
 
 /// What is open keeps the bytes of its images on this node by itself; those on others it knows by
 /// name. So each node keeps its images of a removed checkpoint until every other node that was
-/// there then has said that no file of it is open there that needs them, or has been away for a
-/// minute. A node that starts anew keeps nothing. Threads: any.
+/// there within the last minute has said that no file of it is open there that needs them, or has
+/// been away for a minute. A node that starts anew keeps nothing. Threads: any.
 ///
 /// Where there are many nodes, one of them asks all, and the others ask that one who has said no: a
 /// thousand that each ask a thousand would be a million questions for each checkpoint that goes.

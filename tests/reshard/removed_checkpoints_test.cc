@@ -13,6 +13,7 @@
 
 #include "store/base/json.h"
 #include "store/base/step_pool.h"
+#include "store/base/wall_time.h"
 #include "tests/support/becomes.h"
 
 namespace ptc {
@@ -51,9 +52,20 @@ class Twenty final : public Cluster {
   MetaTransaction::Compare fence_of(const std::string&) const override { return {"", 0}; }
   std::shared_ptr<const MetaLease> lease() const override { return nullptr; }
 
-  void set_away(std::set<std::string> nodes) {
+  std::vector<Seen> seen() const override {
+    std::lock_guard lock(mutex_);
+    std::vector<Seen> seen;
+    for (const std::string& name : names_) {
+      const bool there = !away_.contains(name);
+      seen.push_back({name, there, there ? 0 : away_since_ns_});
+    }
+    return seen;
+  }
+
+  void set_away(std::set<std::string> nodes, std::chrono::nanoseconds since = {}) {
     std::lock_guard lock(mutex_);
     away_ = std::move(nodes);
+    away_since_ns_ = now_ns() - since.count();
   }
   void set_readers(std::set<std::string> nodes) {
     std::lock_guard lock(mutex_);
@@ -76,6 +88,7 @@ class Twenty final : public Cluster {
   std::vector<std::string> names_;
   mutable std::mutex mutex_;
   std::set<std::string> away_, reads_;  // guarded, as is what follows
+  int64_t away_since_ns_ = 0;
   bool nobody_asks_all_ = false;
   std::map<PeerMethod, int> asked_;
 };
@@ -135,6 +148,33 @@ TEST_F(RemovedCheckpointsTest, WhoIsAwayForAMomentReadsOn) {
   EXPECT_TRUE(is_kept());
   nodes_.set_readers({});
   EXPECT_TRUE(becomes([&] { return !is_kept(); }));
+}
+
+TEST_F(RemovedCheckpointsTest, WhoIsAwayWhenItIsRemovedReadsOn) {
+  constexpr auto kGone = 2s;
+  nodes_.set_away({"n07"}, kGone / 4);
+  RemovedCheckpoints removed(nodes_, pool_, kGone);
+  const auto is_kept = keep(removed, "cafe");
+  std::this_thread::sleep_for(kGone / 4);
+  EXPECT_TRUE(is_kept());
+  nodes_.set_readers({"n07"});
+  nodes_.set_away({});
+  std::this_thread::sleep_for(kGone + 500ms);
+  EXPECT_TRUE(is_kept());
+  nodes_.set_readers({});
+  EXPECT_TRUE(becomes([&] { return !is_kept(); }));
+
+  nodes_.set_away(nodes_.some(1, 20), kGone);
+  EXPECT_FALSE(keep(removed, "beef")()) << "nobody is there who could have it open";
+}
+
+TEST_F(RemovedCheckpointsTest, WhoAsksAllIsSilentForAWhile) {
+  nodes_.nobody_asks_all();
+  RemovedCheckpoints removed(nodes_, pool_);
+  std::vector<std::function<bool()>> kept;
+  for (int i = 0; i < 3; ++i) kept.push_back(keep(removed, fmt::format("{:04x}", i)));
+  std::this_thread::sleep_for(1s);
+  EXPECT_LT(nodes_.asked(PeerMethod::kUses), 3 * 19) << "not each asks all at once";
 }
 
 TEST_F(RemovedCheckpointsTest, ManyReadersAreNotAskedAgainAndAgain) {

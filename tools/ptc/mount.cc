@@ -111,9 +111,10 @@ Result<> check_job_exists(const Target& target) {
   if (::stat(target.job_dir().c_str(), &info) == 0)
     return make_error(
         Code::kUnavailable,
-        "job {} is half removed: rm -r {} completes that; otherwise its files are back "
-        "a minute after the last of them was removed",
-        target.job, shell_word(target.job_dir()));
+        "job {} is half removed: rm -r {} completes that, or, where other nodes have files in "
+        "it, ptc rm --force {} once its files are back, a minute after the last of them was "
+        "removed",
+        target.job, shell_word(target.job_dir()), target.job);
   auto jobs = list_jobs(target.mount);
   std::string hint;
   if (jobs && jobs.value().empty()) hint = "; there is none yet (mkdir makes one)";
