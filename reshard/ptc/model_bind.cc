@@ -165,6 +165,7 @@ void Model::Binder::bind_to_rule(uint32_t tensor, const RuleSet::Match& match) {
   Bound& bound = model_.bound_[tensor];
   bound.rule = match.rule;
   bound.cut = cut_of_rule(*match.rule);
+  if (one_element_[tensor] && match.rule->or_one) bound.cut = kNone;
   bound.name = match.name;
   bound.tied_begin = match.prefix_length;
   bound.tied_end = name.size();
@@ -182,6 +183,10 @@ void Model::Binder::bind_quantised() {
     if (stored && model_.tensors_[*stored].file != info.file) stored.reset();
     // Elements packed under the weight's own name, in an order that it does not say.
     if (stored && model_.tensors_[*stored].dtype == DType::kI32) continue;
+    if (is_of_each_head(tensor, match)) {
+      bind_to_rule(tensor, match);  // along its own first axis, as the weight's outputs
+      continue;
+    }
     if (!fits_weight(tensor, match, stored)) continue;
     bind_to_rule(tensor, match);
     auto [known, is_new] =
@@ -221,6 +226,20 @@ void Model::Binder::forget_other_orders() {
   }
 }
 
+/// Whether it has one element for each head that the weight's outputs are cut by, or for each that
+/// a rank has of these.
+bool Model::Binder::is_of_each_head(uint32_t tensor, const RuleSet::Match& match) {
+  const Rule& rule = *match.rule;
+  if (match.part_of->axes != QuantisedPart::Axes::kHeads || one_element_[tensor] || !rule.cut ||
+      rule.cut->axis != 0 || rule.inputs_first || rule.cut->parts.size() != 1)
+    return false;
+  const RuleCut& cut = cuts_[cut_of_rule(rule)];
+  if (!cut.cut) return false;
+  const uint64_t heads = cut.cut->parts.front().heads;
+  const uint64_t rows = model_.tensors_[tensor].shape[0];
+  return heads > 0 && rows > 0 && heads % rows == 0;
+}
+
 /// Whether the tensor has the shape of such a part, of the weight that is `stored` as a tensor too.
 bool Model::Binder::fits_weight(uint32_t tensor, const RuleSet::Match& match,
                                 std::optional<uint32_t> stored) const {
@@ -236,6 +255,7 @@ bool Model::Binder::fits_weight(uint32_t tensor, const RuleSet::Match& match,
     case QuantisedPart::Axes::kIn:
       return axes == 1 && !stacked;
     case QuantisedPart::Axes::kOne:
+    case QuantisedPart::Axes::kHeads:
       return one_element_[tensor] || of_experts;
     case QuantisedPart::Axes::kWhole:
       return true;

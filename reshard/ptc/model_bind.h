@@ -26,6 +26,7 @@ class Model::Binder {
   void bind_to_rule(uint32_t tensor, const RuleSet::Match& match);
   void bind_scales(uint32_t tensor);
   void bind_quantised();
+  bool is_of_each_head(uint32_t tensor, const RuleSet::Match& match);
   bool fits_weight(uint32_t tensor, const RuleSet::Match& match,
                    std::optional<uint32_t> stored) const;
   void forget_other_orders();

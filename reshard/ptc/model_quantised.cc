@@ -48,6 +48,7 @@ std::optional<uint32_t> Model::own_axis(uint32_t tensor) const {
       if (inputs) own = 0;
       break;
     case QuantisedPart::Axes::kOne:
+    case QuantisedPart::Axes::kHeads:  // of more it is no part: bind_quantised()
     case QuantisedPart::Axes::kWhole:
       break;
   }

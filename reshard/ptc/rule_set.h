@@ -59,6 +59,7 @@ struct Rule {
   std::optional<NamePattern> tied_when;
   bool inputs_first = false;  // a weight stored [in, out]: Conv1D, embeddings
   bool buffer = false;        // no parameter: FSDP does not cut it
+  bool or_one = false;        // a tensor of one element is for all that the cut divides: whole
   /// Other models have such names with another order inside: only where the model's type is known.
   bool needs_type = false;
   std::string description;  // one line for people: `ptc rules`
@@ -80,6 +81,7 @@ struct QuantisedPart {
     kInOut,   // inputs, outputs
     kIn,      // inputs
     kOne,     // one element
+    kHeads,   // one element, or one for each head that the weight's outputs are
     kWhole,   // whole on each rank, whatever its shape
   };
   std::vector<std::string> names;     // last components

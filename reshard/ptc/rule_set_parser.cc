@@ -305,16 +305,15 @@ Result<> RuleSetParser::quantised(const json::object& object) {
       return error(path, "a quantised weight's part needs 'names' or 'suffixes'");
     PTC_TRY(const std::string axes, text_member(members, "axes", path));
     using Axes = QuantisedPart::Axes;
-    const std::pair<const char*, Axes> kinds[] = {{"weight", Axes::kWeight},
-                                                  {"in_out", Axes::kInOut},
-                                                  {"in", Axes::kIn},
-                                                  {"one", Axes::kOne},
-                                                  {"whole", Axes::kWhole}};
+    const std::pair<const char*, Axes> kinds[] = {
+        {"weight", Axes::kWeight}, {"in_out", Axes::kInOut}, {"in", Axes::kIn},
+        {"one", Axes::kOne},       {"heads", Axes::kHeads},  {"whole", Axes::kWhole}};
     const auto kind = std::find_if(std::begin(kinds), std::end(kinds),
                                    [&](const auto& each) { return each.first == axes; });
     if (kind == std::end(kinds)) {
-      return error(path / "axes",
-                   "'axes' must be \"weight\", \"in_out\", \"in\", \"one\" or \"whole\"");
+      return error(
+          path / "axes",
+          "'axes' must be \"weight\", \"in_out\", \"in\", \"one\", \"heads\" or \"whole\"");
     }
     part.axes = kind->second;
     PTC_TRY(part.groups, flag(members, "groups", path));
@@ -436,7 +435,7 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(object, path,
                      {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when",
-                      "inputs_first", "buffer", "needs_type", "description"}));
+                      "inputs_first", "buffer", "or_one", "needs_type", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -471,6 +470,7 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   }
   PTC_TRY(rule.inputs_first, flag(object, "inputs_first", path));
   PTC_TRY(rule.buffer, flag(object, "buffer", path));
+  PTC_TRY(rule.or_one, flag(object, "or_one", path));
   PTC_TRY(rule.needs_type, flag(object, "needs_type", path));
   PTC_TRY(rule.description, text_member(object, "description", path));
   return rule;

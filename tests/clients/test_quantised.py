@@ -258,6 +258,31 @@ class OfOtherFamilies(TestCase):
                 part = (range(out), half(inputs, tp)) if name.endswith("down_proj") else (half(out, tp), range(inputs))
                 self.check_weight(AWQ, whole, mine, name, sizes[name], part)
 
+    def test_scales_of_a_cache_by_head(self):
+        """One for each key-value head; what the ranks have, saved by them, is the model."""
+        at = "model.layers.0.self_attn."
+        found = {at + "k_proj.weight": ("F16", quantised.scales(self.rng, 4 * 24, 32)),
+                 at + "k_proj.k_scale": ("F32", numpy.arange(4, dtype=numpy.float32)),
+                 at + "v_scale": ("F32", numpy.arange(4, dtype=numpy.float32).reshape(4, 1, 1)),
+                 at + "k_scale": ("F32", numpy.ones((), numpy.float32))}
+        whole = {each.name: each for each in as_tensors(found)}
+        config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4}
+        job = self.job_of("cache", config, list(whole.values()))
+        job.set_layout(tp=2)
+        again = self.mount.job("cache-again")
+        models.write_file(again.incoming("base") + "/layout.json", '{"tp": 2, "pp": 1, "dp": 1}')
+        for rank in range(2):
+            path = job.rank_file("base", "tp2-pp1-dp1", rank)
+            mine = {name[len(at):]: array(value) for name, value in models.read_safetensors(path).items()}
+            self.assertEqual(mine["k_proj.k_scale"].tolist(), [2 * rank, 2 * rank + 1])
+            self.assertEqual(mine["v_scale"].ravel().tolist(), [2 * rank, 2 * rank + 1])
+            self.assertEqual(mine["k_scale"].shape, ())
+            models.write_file(again.incoming("base") + f"/rank/{rank}/model.safetensors", mount.read_bytes(path))
+            models.write_file(again.incoming("base") + f"/rank/{rank}/config.json", models.json.dumps(config))
+        again.commit("base")
+        again.set_layout(tp=1)
+        self.assertEqual(models.read_safetensors(again.rank_file("base", "tp1-pp1-dp1", 0)), whole)
+
     def test_a_weight_that_has_its_inputs_first(self):
         """GPT-2's own is [in, out], of GPTQ as of any other model's: [in, out] too."""
         scheme, at = quantised.SCHEMES["gptq"], "transformer.h.0."

@@ -39,7 +39,7 @@ REFUSED = {
     "quantised is an object": ('{%s, "quantised": §{}}' % FORMAT, "'quantised' must be a list"),
     "a part is a text": ('{%s, "quantised": [§"qweight"]}' % FORMAT, "a quantised weight's part must be an object"),
     "a part without a name": ('{%s, "quantised": [§{"axes": "in"}]}' % FORMAT, "needs 'names' or 'suffixes'"),
-    "a part's unknown axes": ('{%s, "quantised": [{"names": ["q"], "axes": §"out"}]}' % FORMAT, '"one" or "whole"'),
+    "a part's unknown axes": ('{%s, "quantised": [{"names": ["q"], "axes": §"out"}]}' % FORMAT, '"heads" or "whole"'),
     "a part of two components": ('{%s, "quantised": [{"names": ["q", §"a.b"]}]}' % FORMAT, "a component of a name"),
     "an unknown key of a part": ('{%s, "quantised": [{§"name": ["q"]}]}' % FORMAT, "did you mean 'names'?"),
     "adapters are a list": ('{%s, "adapters": §[]}' % FORMAT, "'adapters' must be"),

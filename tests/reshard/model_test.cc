@@ -518,6 +518,42 @@ TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
               ElementsAre("config.json says 8 experts, and there are tensors of 12"));
 }
 
+TEST(Model, ScalesOfAKeyValueCacheByHead) {
+  const std::string at = "model.layers.1.self_attn.";
+  const auto model_with = [&](Shape shape, std::string_view heads = "8") {
+    return bind(RuleSet::builtin("llama").value(),
+                {tensor(at + "k_proj.weight", {192, 4}), tensor(at + "k_proj.k_scale", shape),
+                 tensor(at + "v_scale", shape)},
+                fmt::format(R"({{"num_hidden_layers": 2, "num_attention_heads": 16,
+                                 "num_key_value_heads": {}}})",
+                            heads));
+  };
+  for (const Shape& shape : {Shape{8}, Shape{8, 1, 1}}) {
+    const Model model = model_with(shape);
+    for (const std::string name : {"k_proj.k_scale", "v_scale"}) {
+      const auto rows = [&](uint32_t tp, StateCoords state) {
+        const auto part = part_of_rank(model, at + name, sizes({.tp = tp, .pp = 2}), state);
+        return part ? part->pieces.at(0).global.to_string() : "not here";
+      };
+      const std::string rest = shape.size() == 1 ? "]" : ", 0:1, 0:1]";
+      EXPECT_EQ(rows(4, {.tp = 1, .pp = 1}), "[2:4" + rest) << name;
+      EXPECT_EQ(rows(16, {.tp = 5, .pp = 1}), "[2:3" + rest) << name;  // two ranks share a head
+      EXPECT_EQ(rows(4, {.tp = 1, .pp = 0}), "not here") << name;
+    }
+  }
+  // One for all is whole, on its layer's stage.
+  for (const Shape& shape : {Shape{}, Shape{1}, Shape{1, 1}}) {
+    const Model model = model_with(shape);
+    for (const std::string name : {"k_proj.k_scale", "v_scale"}) {
+      const LayoutSpec spec = sizes({.tp = 4, .pp = 2});
+      EXPECT_EQ(part_of_rank(model, at + name, spec, {.tp = 3, .pp = 1})->local_shape, shape);
+      EXPECT_FALSE(part_of_rank(model, at + name, spec, {.tp = 3, .pp = 0}));
+    }
+  }
+  // Another number is no scale of heads.
+  EXPECT_THAT(check_error(model_with({24}), sizes({.tp = 2})), HasSubstr("k_proj.k_scale"));
+}
+
 TEST(Model, NobodySaysWhetherTheHeadIsTheEmbedding) {
   const auto llama = RuleSet::builtin("llama").value();
   std::vector<TensorInfo> tensors = {tensor("model.embed_tokens.weight", {8, 4}),
