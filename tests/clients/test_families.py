@@ -47,6 +47,38 @@ MORE = {
 }
 
 
+#: The list for people; what it says of each type is compared.
+MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "reshard", "rules", "MODELS.md")
+NOT_MADE = "-"
+
+
+def kept_list():
+    """type → (mark, why)"""
+    kept, mark, inside = {}, None, False
+    with open(MODELS, encoding="utf-8") as file:
+        for line in file:
+            if re.fullmatch(r"\*\*(.)\*\*\n", line):
+                mark = line[2]
+            elif line.startswith("Not compared"):
+                mark = NOT_MADE
+            elif line == "```\n":
+                inside = not inside
+            elif inside:
+                types, _, why = line.strip().partition(": ")
+                kept.update({each: (mark, why) for each in re.split(r",\s*", types) if each})
+    return kept
+
+
+def short(why):
+    """Of a refusal, or of what transformers says, as much as the list has room for."""
+    names = re.fullmatch(r"no rule of family '(.*)' says how to cut (.*?)( \(.*|: save .*)", why)
+    if names:
+        kinds = list(dict.fromkeys(families.kind(name) for name in names[2].split(", ") if name != "…"))
+        why = f"no rule of {names[1]}, the nearest, is for {', '.join(kinds)}" if names[1] != "none" else \
+            f"no set knows all of its names: not {', '.join(kinds)}"
+    return why.replace("`", "'")[:110]
+
+
 def is_in_a_layer(kind):
     return ".#." in kind and not any(re.fullmatch(pattern, kind) for pattern in ALWAYS_MORE)
 
@@ -141,6 +173,7 @@ class Families(mount.TestCase):
                 outcome = try_family(self.mount, model_type.replace("_", "-"), model)
                 self.assertEqual((outcome.refused, outcome.wrong), ("", []))
                 if model.planned:
+                    self.check_list((model_type, *judged(outcome)))
                     self.assertEqual(unexpected(model_type, outcome), [])
                     kept = {pattern for pattern, types in MORE.items() if model_type in types.split()}
                     stale = {pattern for pattern in kept if not any(re.fullmatch(pattern, kind) for kind in outcome.more)}
@@ -180,6 +213,28 @@ class Families(mount.TestCase):
         self.assertGreaterEqual(tried, set("glm4_moe glm4v_moe hy_v3 glm_ocr deepseek_v4 nemotron_h exaone_moe exaone4_5 "
                                            "ernie4_5_moe mellum granite_docling minimax_m3_vl mimo_v2_flash hy_v4 "
                                            "mistral_large4 deepseek_v3 qwen3_next".split()))
+
+    def check_list(self, row):
+        """That MODELS.md says this of a type."""
+        model_type, mark, _, why = row
+        kept_mark, kept_why = kept_list().get(model_type, (None, ""))
+        paste = f"{model_type}: {short(why)}" if mark in ("○", NOT_MADE) else model_type
+        text = (f"MODELS.md has {model_type} under {kept_mark}, and with transformers {families.transformers.__version__} "
+                f"it belongs under {mark}, as\n{paste}")
+        self.assertEqual(kept_mark, mark, text)
+        if mark in ("○", NOT_MADE):
+            self.assertTrue(kept_why, text)
+
+    def test_the_list_of_models_is_true(self):
+        """Of types that no set has: of the others it is compared where they are tried."""
+        listed, tried = listed_types(os.path.join(mount.bin_dir(), "ptc")), set()
+        for model_type in families.types_with_plan():
+            tried.add(model_type)
+            if model_type in listed and is_made(model_type):
+                continue
+            with self.subTest(model_type):
+                self.check_list(row_of(self.mount, model_type))
+        self.assertEqual(sorted(kept_list().keys() - tried), [], "transformers has no such types with a plan: take them out")
 
     def test_falcon_in_each_of_its_forms(self):
         """What the model itself takes for q, k and v in a rank's part of the fused weight are that rank's heads."""
@@ -255,23 +310,37 @@ def marked(outcome):
     return ("◐" if outcome.otherwise else "●"), outcome.otherwise
 
 
+def judged(outcome):
+    """(mark, rule set, why)"""
+    if outcome.refused:
+        return "○", outcome.family, outcome.refused
+    if outcome.wrong:
+        return "✗", outcome.family, "cut otherwise: " + ", ".join(outcome.wrong)
+    mark, kinds = marked(outcome)
+    return mark, outcome.family, ", ".join(kinds)
+
+
+def is_made(model_type):
+    try:
+        families.made_tiny(model_type)
+    except Exception:  # pylint: disable=broad-except
+        return False
+    return True
+
+
+def row_of(daemon, model_type):
+    """What became of a type: (type, mark, rule set, why)."""
+    try:
+        model = families.tiny(model_type)
+    except Exception as error:  # pylint: disable=broad-except
+        return model_type, NOT_MADE, "", repr(error).split("\n", maxsplit=1)[0]
+    return model_type, *judged(try_family(daemon, model_type.replace("_", "-"), model))
+
+
 def rows(types):
-    """By type, what became of it: (mark, rule set, why)."""
     with mount.Mount(*Families.mount_options) as daemon:
         for model_type in types:
-            try:
-                model = families.tiny(model_type)
-            except Exception as error:  # pylint: disable=broad-except
-                yield model_type, "-", "", f"not made so small: {error!r}".split("\n", maxsplit=1)[0][:100]
-                continue
-            outcome = try_family(daemon, model_type.replace("_", "-"), model)
-            if outcome.refused:
-                yield model_type, "○", outcome.family, outcome.refused
-            elif outcome.wrong:
-                yield model_type, "✗", outcome.family, "cut otherwise: " + ", ".join(outcome.wrong)
-            else:
-                mark, kinds = marked(outcome)
-                yield model_type, mark, outcome.family, ", ".join(kinds)
+            yield row_of(daemon, model_type)
 
 
 if __name__ == "__main__":
