@@ -369,7 +369,7 @@ Result<> AgreementFollower::note_failure(const std::string& name, Result<> taken
 Result<StoreMembership::Agreed> AgreementFollower::look() {
   constexpr std::chrono::milliseconds kMoment{200};  // in all
   const auto until = std::chrono::steady_clock::now() + kMoment;
-  const auto note = [&](std::chrono::steady_clock::time_point deadline) {
+  const auto note = [&](std::chrono::steady_clock::time_point deadline) PTC_REQUIRES(turn_) {
     std::vector<std::pair<std::string, int64_t>> gone;
     {
       MutexLock lock(mutex_);
@@ -381,8 +381,8 @@ Result<StoreMembership::Agreed> AgreementFollower::look() {
     return !gone.empty() && std::chrono::steady_clock::now() < until;
   };
   note({});
-  PTC_TRY(auto agreed,
-          membership_->look(/*whole=*/std::exchange(failed_, true), [&] { return note(until); }));
+  PTC_TRY(auto agreed, membership_->look(/*whole=*/std::exchange(failed_, true),
+                                         [&]() PTC_REQUIRES(turn_) { return note(until); }));
   if (agreed.whole) return agreed;
   for (const auto& [name, id] : jobs_in(agreed.jobs))
     if (const JobRef job = jobs_.find(name); job != nullptr && job->id() != id)
