@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "reshard/job/job.h"
 #include "store/base/utf8.h"
 #include "store/base/wall_time.h"
 #include "store/tensor/checksum.h"
