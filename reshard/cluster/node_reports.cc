@@ -1,12 +1,15 @@
 #include "reshard/cluster/node_reports.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <optional>
 
+#include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
 
@@ -69,6 +72,13 @@ Result<NodeAnswer> NodeAnswer::from_text(std::string_view text) {
     PTC_TRY(answer.reshards[std::string(job)], ReshardProgress::from_json(one.get_object()));
   }
   return answer;
+}
+
+std::string memory_id_of(const std::string& directory) {
+  Result<std::string> boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64);
+  struct stat status = {};
+  if (boot.has_error() || ::stat(directory.c_str(), &status) != 0) return "";
+  return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
 }
 
 NodeReports::~NodeReports() {

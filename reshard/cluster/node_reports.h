@@ -33,6 +33,10 @@ struct NodeNumbers {
   void add(const PeerNumbers& peer);
 };
 
+/// NodeNumbers::memory_id of the file system that a directory lies on: the machine since its last
+/// boot, and the number that it has there.
+std::string memory_id_of(const std::string& directory);
+
 /// And what it does: what it answers to PeerMethod::kNumbers.
 struct NodeAnswer {
   NodeNumbers numbers;

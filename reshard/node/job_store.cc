@@ -43,15 +43,6 @@ constexpr unsigned kMostReshards = 64, kMostHashing = 8;  // at once, of all job
 constexpr size_t kMostNamed = 32;             // of a job's files that are in no checkpoint
 constexpr std::string_view kNameAll = "all";  // in PeerMethod::kHolds; "": one is enough
 
-/// Of the file system that a directory lies on: the machine since its last boot, and the number
-/// that it has there.
-std::string memory_id_of(const std::string& directory) {
-  Result<std::string> boot = read_text_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", 64);
-  struct stat status = {};
-  if (boot.has_error() || ::stat(directory.c_str(), &status) != 0) return "";
-  return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
-}
-
 /// When this node's lease may have ended, since the epoch. 0: it has none, or it is not known.
 int64_t lease_ended_ns(const Cluster& cluster) {
   using Clock = MetaLease::Clock;

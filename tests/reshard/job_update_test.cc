@@ -13,38 +13,13 @@
 #include "reshard/job/decisions.h"
 #include "reshard/job/drain.h"
 #include "reshard/job/leadership.h"
+#include "tests/support/deciding_node.h"
 
 namespace ptc {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-
-/// One of several that decide; nobody can be asked for anything.
-class DecidingNode final : public Cluster {
- public:
-  DecidingNode(MetaClient& meta, std::string name)
-      : name_(std::move(name)), lease_(meta.lease(10s).value()) {
-    MetaTransaction joins;
-    joins.leased_puts = {{"nodes/" + name_, "here"}};
-    joins.lease = lease_.get();
-    fence_ = {"nodes/" + name_, meta.commit(joins).value()};
-  }
-  const std::string& self() const override { return name_; }
-  std::vector<std::string> alive() const override { return {name_}; }
-  Result<std::string> call(const std::string&, const PeerRow&, const std::string&,
-                           std::chrono::milliseconds, std::stop_token) override {
-    return make_error(Code::kUnavailable, "nobody");
-  }
-  std::optional<MetaTransaction::Compare> fence() const override { return fence_; }
-  MetaTransaction::Compare fence_of(const std::string&) const override { return {"", 0}; }
-  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
-
- private:
-  const std::string name_;
-  const std::shared_ptr<const MetaLease> lease_;
-  MetaTransaction::Compare fence_;
-};
 
 /// A node, with what it knows of the job.
 struct Decider {

@@ -11,6 +11,7 @@
 #include "reshard/job/job_status.h"
 #include "reshard/job/leadership.h"
 #include "store/base/json.h"
+#include "tests/support/deciding_node.h"
 
 namespace ptc {
 namespace {
@@ -256,40 +257,13 @@ TEST(JobStatus, SaysWhatIsKnown) {
   EXPECT_EQ(numbers_of(known, "w1", false).state, JobState::kResharding);
 }
 
-/// One node that is there as long as its lease.
-class Node final : public Cluster {
- public:
-  Node(MetaClient& meta, std::string name) : name_(std::move(name)) {
-    lease_ = meta.lease(10s).value();
-    MetaTransaction joins;
-    joins.leased_puts = {{"nodes/" + name_, "here"}};
-    joins.lease = lease_.get();
-    fence_ = {"nodes/" + name_, meta.commit(joins).value()};
-  }
-  const std::string& self() const override { return name_; }
-  std::vector<std::string> alive() const override { return {name_}; }
-  Result<std::string> call(const std::string&, const PeerRow&, const std::string&,
-                           std::chrono::milliseconds, std::stop_token) override {
-    return make_error(Code::kUnavailable, "nobody");
-  }
-  std::optional<MetaTransaction::Compare> fence() const override { return fence_; }
-  MetaTransaction::Compare fence_of(const std::string&) const override { return {"", 0}; }
-  std::shared_ptr<const MetaLease> lease() const override { return lease_; }
-  void is_cut_off() { lease_.reset(); }
-
- private:
-  const std::string name_;
-  std::shared_ptr<const MetaLease> lease_;
-  MetaTransaction::Compare fence_;
-};
-
 TEST(Leadership, IsOneNodesUntilItGoes) {
   const std::unique_ptr<MetaClient> meta = make_memory_meta();
-  Node one(*meta, "w1"), two(*meta, "w2");
+  DecidingNode one(*meta, "w1"), two(*meta, "w2");
   JobDecision creates("job");
   creates.create("id of the job", "2026-01-01T00:00:00Z");
   ASSERT_TRUE(meta->commit(std::move(creates).transaction()).has_value());
-  auto place_on = [&](Node& node) {
+  auto place_on = [&](DecidingNode& node) {
     JobPlace place;
     place.name = "job";
     place.id = "id of the job";
@@ -329,11 +303,11 @@ TEST(Leadership, IsOneNodesUntilItGoes) {
 
 TEST(Leadership, WhatALeaderHasLookedAtNobodyNeedLookAtAgain) {
   const std::unique_ptr<MetaClient> meta = make_memory_meta();
-  Node one(*meta, "w1"), two(*meta, "w2");
+  DecidingNode one(*meta, "w1"), two(*meta, "w2");
   JobDecision creates("job");
   creates.create("id of the job", "2026-01-01T00:00:00Z");
   ASSERT_TRUE(meta->commit(std::move(creates).transaction()).has_value());
-  const auto place_on = [&](Node& node, const std::string& id) {
+  const auto place_on = [&](DecidingNode& node, const std::string& id) {
     JobPlace place;
     place.name = "job";
     place.id = id;
@@ -407,7 +381,7 @@ TEST(Leadership, OneThatIsAloneAlwaysLeads) {
 /// Nothing is read for it: that would wait for metadata which do not answer, and say just that.
 TEST(JobPlace, WhoIsCutOffDecidesNothingAndSaysSo) {
   const std::unique_ptr<MetaClient> meta = make_memory_meta();
-  Node node(*meta, "w1");
+  DecidingNode node(*meta, "w1");
   node.is_cut_off();
   JobPlace place;
   place.name = "job";

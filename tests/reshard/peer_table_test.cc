@@ -220,10 +220,7 @@ TEST(PeerTable, OverConnectionsToo) {
     return server;
   };
   const std::unique_ptr<PeerServer> w1 = start("w1", false), w2 = start("w2", true);
-  PeersOptions own;
-  own.node = "w0";
-  own.cluster = "test";
-  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  const std::unique_ptr<Peers> peers = Peers::create({.node = "w0", .cluster = "test"}).value();
   Relay relay(w2->address(), [](int connection) {
     return connection == 0 ? Relay::Plan{.cut_after = 20'000} : Relay::Plan{};
   });
@@ -271,25 +268,29 @@ TEST(PeerTable, OfManyTheTimeOfEachBeginsWhenItIsAsked) {
   EXPECT_EQ(asked_by(calls, row).each_is_asked_on_by_itself(), "");
 }
 
-TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
+/// A node that serves, and one, w0, that asks.
+struct OneServer {
+  explicit OneServer(const std::string& node) {
+    server = PeerServer::start(
+                 {.listen = "127.0.0.1:0", .node = node, .cluster = "test", .images = images.get()})
+                 .value();
+  }
   const TempDir dir;
   const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
-  PeerServerOptions options;
-  options.listen = "127.0.0.1:0";
-  options.node = "w2";
-  options.cluster = "test";
-  options.images = images.get();
-  const std::unique_ptr<PeerServer> server = PeerServer::start(options).value();
+  std::unique_ptr<PeerServer> server;
+  const std::unique_ptr<Peers> peers = Peers::create({.node = "w0", .cluster = "test"}).value();
+};
+
+TEST(PeerTable, OverConnectionsTheTimeOfEachBeginsWhenItIsAskedToo) {
+  const OneServer one("w2");
+  const std::unique_ptr<PeerServer>& server = one.server;
   const PeerRow row = brief_row();
   server->handle(
       std::string(row.name),
       [](std::string_view, const std::string&) { return Result<std::string>("well"); },
       PeerServer::Pace::kAtOnce);
   const Listener silent = listen_on(PeerAddress::parse("127.0.0.1:0").value()).value();
-  PeersOptions own;
-  own.node = "w0";
-  own.cluster = "test";
-  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  const std::unique_ptr<Peers>& peers = one.peers;
   peers->set("w1", silent.address);
   peers->set("w2", server->address());
   TcpCalls calls(*peers);
@@ -326,18 +327,9 @@ TEST(PeerTable, WhoAsksWaitsAsTheRowSaysOrLess) {
 }
 
 TEST(PeerTable, OverAConnectionThatBreaksInAnAnswerToo) {
-  const TempDir dir;
-  const std::unique_ptr<ImageStore> images = ImageStore::open(dir.path()).value();
-  PeerServerOptions options;
-  options.listen = "127.0.0.1:0";
-  options.node = "w1";
-  options.cluster = "test";
-  options.images = images.get();
-  const std::unique_ptr<PeerServer> server = PeerServer::start(options).value();
-  PeersOptions own;
-  own.node = "w0";
-  own.cluster = "test";
-  const std::unique_ptr<Peers> peers = Peers::create(own).value();
+  const OneServer one("w1");
+  const std::unique_ptr<PeerServer>& server = one.server;
+  const std::unique_ptr<Peers>& peers = one.peers;
   constexpr uint64_t kInTheAnswer = 20'000;
   for (const PeerRow& row : kPeerTable) {
     SCOPED_TRACE(row.name);
