@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/intake/torch_dist.h"
+#include "reshard/intake/torch_dist_buckets.h"
 #include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 #include "store/codec/dcp_metadata.h"
@@ -23,6 +25,7 @@ namespace {
 constexpr uint64_t kMostMetadataBytes = 1 << 30;
 constexpr uint64_t kMostTimesMetadata = 40, kMostOfSmallMetadata = 64 << 20;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
+constexpr size_t kMostOpen = 64;                // files at a time
 constexpr std::string_view kDcpSetName = "model.safetensors";
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
@@ -102,10 +105,16 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
     return read_exactly(fd.get(), into, offset);
   };
   DcpTable table;
+  std::optional<DcpArray> known;  // of several runs of it
+  uint64_t known_at = 0;
   for (const FileItems::Chunk& at : items.chunks) {
     const DcpTensor& tensor = metadata.tensors[at.tensor];
     const DcpChunk& chunk = tensor.chunks[at.chunk];
-    auto array = find_dcp_array(read, chunk.item, tensor.dtype, chunk.box.extent);
+    const DcpRun* const run = tensor.runs.empty() ? nullptr : &tensor.runs[at.chunk];
+    auto array = run != nullptr && known && known_at == chunk.item.offset
+                     ? Result<DcpArray>(*known)
+                     : find_dcp_array(read, chunk.item, tensor.dtype,
+                                      run != nullptr ? Shape{run->elements} : chunk.box.extent);
     if (array.has_error())
       return std::move(array).error().with_context(fmt::format(
           "{}: tensor {}, {}", file.source(), ptc::quoted(tensor.name), chunk.box.to_string()));
@@ -114,7 +123,13 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
           "{}: tensor {}, {}: its elements do not follow each other, as of a transpose: save "
           ".contiguous()",
           file.source(), ptc::quoted(tensor.name), chunk.box.to_string());
-    add_array(tensor, at.tensor, chunk, array.value().offset, array.value().bytes, named, table);
+    uint64_t offset = array.value().offset, bytes = array.value().bytes;
+    if (run != nullptr) {
+      known = array.value(), known_at = chunk.item.offset;
+      offset += run->first * (dtype_bits(tensor.dtype) / 8);
+      bytes = chunk.box.volume() * (dtype_bits(tensor.dtype) / 8);
+    }
+    add_array(tensor, at.tensor, chunk, offset, bytes, named, table);
   }
   uint64_t value_bytes = 0;
   for (const uint32_t number : items.values) {
@@ -155,6 +170,30 @@ std::optional<MegatronFile> said_in(int dir_fd, const Found& common) {
   };
   const auto file = TorchFile::read(read, common.version.bytes);
   return file.has_value() ? megatron_file(file.value()) : std::nullopt;
+}
+
+/// Reads chunks where they lie.
+ReadChunk reader_of(int dir_fd, const std::vector<Found*>& files) {
+  return [dir_fd, &files, open = std::make_shared<std::map<uint32_t, UniqueFd>>()](
+             const DcpTensor& tensor, size_t chunk, std::span<std::byte> into) -> Result<bool> {
+    const auto& [box, item] = tensor.chunks[chunk];
+    const Found& file = *files[item.file];
+    auto at = open->find(item.file);
+    if (at == open->end()) {
+      PTC_TRY(UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+      if (open->size() >= kMostOpen) open->clear();
+      at = open->emplace(item.file, std::move(fd)).first;
+    }
+    const ReadAt read = [&](uint64_t offset, std::span<std::byte> to) {
+      return read_exactly(at->second.get(), to, offset);
+    };
+    auto array = find_dcp_array(read, item, tensor.dtype, box.extent);
+    if (array.has_error())
+      return std::move(array).error().with_context(
+          fmt::format("{}: tensor {}", file.source(), ptc::quoted(tensor.name)));
+    PTC_TRY(read(array.value().offset, into));
+    return true;
+  };
 }
 
 /// By tensor, in the metadata's own texts.
@@ -211,7 +250,7 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     }
     auto parsed = parse_dcp_metadata(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
-    const DcpMetadata& metadata = parsed.value();
+    DcpMetadata& metadata = parsed.value();
     if (several) {
       PTC_TRY(names_by_directory.add(index, metadata));
     }
@@ -235,6 +274,13 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     if (by_path.contains({index.rank, set}))
       return invalid_argument("{} has the tensors of {}, which is there too: remove one",
                               index.source(), set);
+    std::optional<MegatronFile> said;
+    if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
+        common != by_path.end() && common->second->node == nullptr)
+      said = said_in(dir_fd, *common->second);
+    if (said) {
+      PTC_TRY(const auto apart, take_buckets_apart(metadata, *said, reader_of(dir_fd, files)));
+    }
     std::vector<FileItems> items(files.size());
     for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
       bool held = false;
@@ -256,10 +302,6 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     for (const std::string_view name : named.names)
       if (auto path = tensor_path(name); path.has_error())
         return std::move(path).error().with_context(index.source());
-    std::optional<MegatronFile> said;
-    if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
-        common != by_path.end() && common->second->node == nullptr)
-      said = said_in(dir_fd, *common->second);
     std::vector<TorchDistTensor> tensors;
     for (size_t t = 0; t < metadata.tensors.size(); ++t) {
       const DcpTensor& tensor = metadata.tensors[t];

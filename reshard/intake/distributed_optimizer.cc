@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <map>
 #include <set>
 #include <tuple>
@@ -13,6 +10,7 @@
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/checkpoint/megatron_names.h"
 #include "reshard/checkpoint/megatron_optimizer.h"
+#include "reshard/intake/master_copies.h"
 #include "store/base/json.h"
 #include "store/codec/tensor_path.h"
 
@@ -20,31 +18,6 @@ namespace ptc {
 namespace {
 
 constexpr std::string_view kMasterPrefix = "param.";
-
-/// Rounded to the nearest, as torch does; of two as near the even one.
-uint16_t to_bf16(float value) {
-  if (std::isnan(value)) return 0x7FC0;
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
-
-/// Whether these elements of a master copy are what the weight has, as far as can be told.
-bool is_master_of(std::span<const float> master, DType dtype, std::span<const std::byte> weight) {
-  for (size_t i = 0; i < master.size(); ++i) {
-    if (dtype == DType::kF32) {
-      float value;
-      std::memcpy(&value, weight.data() + 4 * i, sizeof value);
-      if (value != master[i] && !(std::isnan(value) && std::isnan(master[i]))) return false;
-    } else if (dtype == DType::kBF16) {
-      uint16_t value;
-      std::memcpy(&value, weight.data() + 2 * i, sizeof value);
-      const bool both_nan =
-          std::isnan(master[i]) && (value & 0x7F80) == 0x7F80 && (value & 0x7F) != 0;
-      if (value != to_bf16(master[i]) && !both_nan) return false;
-    }
-  }
-  return true;
-}
 
 Result<> check_masters(int fd, const Found& file, int model_fd, const Found& model) {
   constexpr uint64_t kLooked = 16;  // elements

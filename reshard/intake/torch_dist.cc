@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "reshard/intake/torch_dist_buckets.h"
 #include "reshard/ptc/rule_set.h"
 
 namespace ptc {
@@ -17,10 +18,6 @@ constexpr uint64_t kMostLayers = 16384;
 constexpr uint64_t kPaddedTo = 128;  // Megatron's default for each tensor rank
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-bool is_optimizer_bucket(std::string_view name) {
-  return name.find("optimizer.distributed.") != name.npos && name.find(".bucket_idx_") != name.npos;
-}
 
 /// Behind the first "layers." that no number follows.
 std::optional<size_t> place_of_layer(std::string_view name) {

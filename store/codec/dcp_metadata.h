@@ -29,6 +29,12 @@ struct DcpChunk {
   DcpItem item;  // of an empty box there may be none
 };
 
+/// A chunk that is a run of elements of its item's array, which has one axis.
+struct DcpRun {
+  uint64_t elements = 0;  // of the array
+  uint64_t first = 0;     // of it, that the chunk has
+};
+
 struct DcpTensor {
   std::string name;  // "model.layers.0.weight": keys joined by dots
   /// Where it was in the nested state, if the planner says so: keys and indices of lists; else
@@ -37,6 +43,7 @@ struct DcpTensor {
   DType dtype = DType::kF32;
   Shape shape;
   std::vector<DcpChunk> chunks;  // disjoint, and together all of the tensor
+  std::vector<DcpRun> runs;      // by chunk; empty: each is all of its item's array
 };
 
 /// A value that is no tensor: a number, a text, any object, as a pickle in an archive of its own.

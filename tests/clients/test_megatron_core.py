@@ -154,6 +154,29 @@ class MegatronCore(mount.TestCase):
             for name, tensor in weights.items():
                 self.assertEqual((found[name].shape, found[name].data), (tuple(tensor.shape), tensor.numpy().tobytes()), name)
 
+    def test_torch_dist_in_buckets(self):
+        """Unless it is told otherwise Megatron saves its optimizer's state in buckets, for as many tensor ranks and stages alone: it comes
+        out as what it saves by parameters."""
+        for number, (tied, sizes, how) in enumerate(((False, (2, 2, 2), {}), (True, (1, 2, 2), {"dtype": "bfloat16"}), (False, (4, 1, 1), {"bucket": 500}),
+                                                       (True, (1, 2, 2), {"dtype": "bfloat16", "ep": 2}))):
+            files = []
+            for sharding in ("dp_reshardable", "fully_reshardable"):
+                name = f"{sharding}-{number}"
+                if sharding == "fully_reshardable":  # with several buckets it saves other parameters' state than it says
+                    how = {**how, "bucket": None}
+                self.mount.ptc("import", name, self.write(name, *sizes, tied=tied, sharding=sharding, **how), "--name", "base")
+                job = mount.Job(self.mount, name)
+                files.append({f"{layout} {rank}": models.read_safetensors(job.checkpoint("base", "layouts", layout, "rank", str(rank), "iter_0000100", "model.safetensors"))
+                              for layout, ranks in (("tp1-pp1-dp1", 1), ("tp4-pp1-dp1", 4), ("tp2-pp2-dp1", 4), ("tp1-pp4-dp1", 4), ("tp1-pp1-dp3-fsdp", 3)) for rank in range(ranks)})
+            self.assertEqual(sorted(files[0]), sorted(files[1]))
+            for file, tensors in files[1].items():
+                self.assertEqual(sorted(files[0][file]), sorted(tensors), file)
+                self.assertTrue(any("optimizer.state.exp_avg_sq." in tensor for tensor in tensors), file)
+                for tensor, wanted in tensors.items():
+                    found = files[0][file][tensor]
+                    self.assertEqual((found.shape, found.dtype), (wanted.shape, wanted.dtype), f"{file} {tensor}")
+                    self.assertTrue(found.data == wanted.data, f"{number} {file} {tensor}")
+
     def test_torch_dist_with_experts(self):
         self.mount.ptc("import", "stacked-experts", self.write("stacked-experts", 1, 1, 2, ep=2, tied=True, sharding="fully_reshardable"),
                        "--name", "base")

@@ -1,0 +1,625 @@
+#include "reshard/intake/torch_dist_buckets.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <unordered_map>
+
+#include "reshard/checkpoint/megatron_optimizer.h"
+#include "reshard/intake/master_copies.h"
+#include "store/codec/torch_file.h"
+
+namespace ptc {
+namespace {
+
+constexpr std::string_view kChained = "chained_";
+constexpr std::string_view kDistributed = "optimizer.distributed.dp_group_idx_";
+constexpr std::string_view kBuffer = ".gbuf_idx_", kTypes = ".dtype_(", kBucket = ".bucket_idx_";
+constexpr std::string_view kMaster = "param";
+constexpr uint64_t kAligned = 64;  // elements: where a parameter begins in its bucket
+constexpr uint64_t kMostRanks = 1 << 20;
+
+/// Takes `text` off the front.
+bool take(std::string_view& name, std::string_view text) {
+  if (!name.starts_with(text)) return false;
+  name.remove_prefix(text.size());
+  return true;
+}
+std::optional<uint32_t> take_number(std::string_view& name) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  name.remove_prefix(static_cast<size_t>(end - name.data()));
+  return number;
+}
+
+/// "chained_1.": 1; of one alone it is not there.
+uint32_t take_optimizer(std::string_view& name) {
+  std::string_view rest = name;
+  if (!take(rest, kChained)) return 0;
+  const auto number = take_number(rest);
+  if (!number || !take(rest, ".")) return 0;
+  name = rest;
+  return *number;
+}
+
+struct BucketName {
+  uint32_t optimizer = 0, group = 0, buffer = 0, bucket = 0;
+  std::string_view types, kind;  // "torch.bfloat16, torch.float32", "exp_avg"
+};
+std::optional<BucketName> bucket_name(std::string_view name) {
+  const uint32_t optimizer = take_optimizer(name);
+  if (!take(name, kDistributed)) return std::nullopt;
+  const auto group = take_number(name);
+  if (!group || !take(name, kBuffer)) return std::nullopt;
+  const auto buffer = take_number(name);
+  const size_t end = name.find(')');
+  if (!buffer || !take(name, kTypes) || end == name.npos) return std::nullopt;
+  const std::string_view types = name.substr(0, name.find(')'));
+  name.remove_prefix(types.size() + 1);
+  if (!take(name, kBucket)) return std::nullopt;
+  const auto bucket = take_number(name);
+  if (!bucket || !take(name, ".") || name.empty()) return std::nullopt;
+  return BucketName{optimizer, *group, *buffer, *bucket, types, name};
+}
+
+/// A stretch of layers of one model-parallel rank: the arrays of its parameters' gradients.
+struct Buffer {
+  struct Bucket {
+    uint64_t elements = 0;
+    std::map<std::string_view, uint32_t> tensors;  // by kind of state: its number
+  };
+  std::vector<Bucket> buckets;
+};
+
+/// A parameter of a rank, or of all its layers.
+struct Parameter {
+  uint32_t tensor = 0;  // number in the metadata
+  uint64_t layer = 0, expert = 0;
+  std::vector<Box> pieces = {};  // what the rank has, one behind the other
+  uint64_t elements = 0;
+  bool copy = false;  // another stage has it
+};
+
+/// Where one lies.
+struct Placed {
+  Parameter parameter;
+  uint32_t bucket = 0;
+  uint64_t offset = 0;
+};
+
+/// The order in which a layer makes its modules.
+constexpr std::string_view kOfLayer[] = {
+    "input_layernorm.",
+    "self_attention.linear_proj.",
+    "self_attention.linear_qkv.layer_norm_",
+    "self_attention.linear_qkv.",
+    "self_attention.q_layernorm.",
+    "self_attention.k_layernorm.",
+    "pre_mlp_layernorm.",
+    "mlp.linear_fc1.layer_norm_",
+    "mlp.linear_fc1.",
+    "mlp.linear_fc2.",
+    "mlp.router.",
+    "mlp.experts.experts.linear_fc1.",
+    "mlp.experts.experts.linear_fc2.",
+    "mlp.shared_experts.gate_",
+    "mlp.shared_experts.linear_fc1.",
+    "mlp.shared_experts.linear_fc2.",
+};
+constexpr uint64_t kFirstOfExperts = 11;
+static_assert(kOfLayer[kFirstOfExperts] == "mlp.experts.experts.linear_fc1.");
+constexpr std::string_view kNormOfAttention = "self_attention.linear_qkv.layer_norm_";
+/// What differs between its kinds of layers.
+struct Order {
+  bool norm_first;        // before attention: a module of the layer's; else of the projection
+  bool experts_together;  // all first matrices, then all second; else each expert's own
+};
+constexpr Order kOrders[] = {{true, false}, {false, false}, {true, true}, {false, true}};
+constexpr std::string_view kFirst[] = {"embedding.word_embeddings.weight",
+                                       "embedding.position_embeddings.weight"};
+constexpr std::string_view kLast[] = {"decoder.final_layernorm.weight",
+                                      "decoder.final_layernorm.bias", kMegatronHead};
+constexpr std::string_view kLayers = "decoder.layers.";
+
+/// By row of kOfLayer, bias and expert.
+using Place = std::array<uint64_t, 3>;
+std::optional<Place> place_in_layer(std::string_view name, uint64_t expert, Order order) {
+  for (uint64_t row = 0; row < std::size(kOfLayer); ++row) {
+    if (!name.starts_with(kOfLayer[row])) continue;
+    const std::string_view rest = name.substr(kOfLayer[row].size());
+    if (rest != "weight" && rest != "bias") return std::nullopt;
+    const uint64_t bias = rest == "bias" ? 1 : 0;
+    if (order.norm_first && kOfLayer[row] == kNormOfAttention) return Place{0, 0, bias};
+    if (!is_megatron_expert(name)) return Place{row, 0, bias};
+    return order.experts_together
+               ? Place{row, bias, expert}
+               : Place{kFirstOfExperts, expert, 2 * (row - kFirstOfExperts) + bias};
+  }
+  return std::nullopt;
+}
+
+/// Which part of a model's parameters an optimizer has.
+enum class Has : uint8_t { kAll, kDense, kExperts };
+
+/// The buckets of one optimizer: of all parameters, of experts alone, or of all others.
+class Unbucketing {
+ public:
+  Unbucketing(const DcpMetadata& metadata, const MegatronFile& said, const ReadChunk& read, Has has,
+              std::string prefix)
+      : metadata_(metadata), read_(read), has_(has), prefix_(std::move(prefix)) {
+    const auto size = [&](std::string_view name, int64_t otherwise) {
+      const int64_t said_size = said.argument(name).value_or(otherwise);
+      return static_cast<uint64_t>(std::clamp<int64_t>(said_size, 1, kMostRanks));
+    };
+    stages_ = size("pipeline_model_parallel_size", 1);
+    tensor_ranks_ = size("tensor_model_parallel_size", 1);
+    if (has == Has::kDense) return;
+    expert_ranks_ = size("expert_model_parallel_size", 1);
+    if (has == Has::kExperts)
+      tensor_ranks_ = size("expert_tensor_parallel_size", static_cast<int64_t>(tensor_ranks_));
+    else if (expert_ranks_ > 1) stages_ = 0;  // they would be apart
+  }
+
+  /// False: nobody knows.
+  Result<bool> run() {
+    if (!find_buckets() || !find_parameters()) return false;
+    for (const Order order : kOrders) {
+      if (!place_all(order)) continue;
+      PTC_TRY(const bool masters, masters_are_parameters());
+      if (masters) return make_tensors();
+    }
+    return false;
+  }
+  std::vector<DcpTensor>& made() { return new_; }
+
+ private:
+  bool find_buckets() {
+    for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
+      const DcpTensor& tensor = metadata_.tensors[t];
+      if (!is_optimizer_bucket(tensor.name) || !tensor.name.starts_with(prefix_)) continue;
+      const auto name = bucket_name(tensor.name);
+      if (!name || tensor.shape.size() != 1 || dtype_bits(tensor.dtype) % 8 != 0) return false;
+      if (types_.empty()) types_ = name->types;
+      // Of each type there is a buffer of its own, of which it is not known where it begins.
+      if (name->types != types_ || name->group >= groups()) return false;
+      std::vector<Buffer>& buffers = buffers_[name->group];
+      if (name->buffer >= metadata_.tensors.size() || name->bucket >= metadata_.tensors.size())
+        return false;
+      if (buffers.size() <= name->buffer) buffers.resize(name->buffer + 1);
+      auto& buckets = buffers[name->buffer].buckets;
+      if (buckets.size() <= name->bucket) buckets.resize(name->bucket + 1);
+      Buffer::Bucket& bucket = buckets[name->bucket];
+      if (!bucket.tensors.empty() && bucket.elements != tensor.shape[0]) return false;
+      bucket.elements = tensor.shape[0];
+      bucket.tensors.emplace(name->kind, t);
+    }
+    if (buffers_.size() != groups() || buffers_.empty()) return false;
+    const std::vector<Buffer>& first = buffers_.begin()->second;
+    if (first.front().buckets.empty()) return false;
+    for (const auto& [kind, tensor] : first.front().buckets.front().tensors)
+      kinds_.emplace_back(kind);
+    for (const auto& [group, buffers] : buffers_) {
+      if (buffers.size() != first.size()) return false;
+      for (const Buffer& buffer : buffers) {
+        if (buffer.buckets.empty()) return false;
+        for (const Buffer::Bucket& bucket : buffer.buckets)
+          if (!std::equal(bucket.tensors.begin(), bucket.tensors.end(), kinds_.begin(),
+                          kinds_.end(),
+                          [](const auto& has, std::string_view kind) { return has.first == kind; }))
+            return false;
+      }
+    }
+    return true;
+  }
+  uint64_t groups() const { return stages_ * expert_ranks_ * tensor_ranks_; }
+
+  /// The model's, by what they are: all must be known, and of the buckets' type.
+  bool find_parameters() {
+    for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
+      const DcpTensor& tensor = metadata_.tensors[t];
+      std::string_view name = tensor.name;
+      if (is_optimizer_bucket(name) || !is_megatron_parameter(name, tensor.dtype)) continue;
+      const bool stack = take(name, kLayers);
+      if (stack) {
+        const auto number = take_number(name);
+        if (number && (!take(name, ".") || *number >= kMostRanks)) return false;
+        if (!number && (tensor.shape.empty() || tensor.shape[0] >= kMostRanks)) return false;
+        const uint64_t first = number ? *number : 0, end = number ? first + 1 : tensor.shape[0];
+        for (uint64_t layer = first; layer < end; ++layer) {
+          std::vector<OfLayer>& of_layer = layers_[layer];
+          if (is_mine(name)) of_layer.push_back({name, t});
+        }
+      } else if (std::find(std::begin(kFirst), std::end(kFirst), name) != std::end(kFirst) ||
+                 std::find(std::begin(kLast), std::end(kLast), name) != std::end(kLast)) {
+        if (is_mine(name)) others_.emplace(name, t);
+      } else {
+        return false;
+      }
+      if (is_mine(name) &&
+          !types_.starts_with(fmt::format("torch.{},", torch_dtype_name(tensor.dtype))))
+        return false;
+    }
+    return !layers_.empty() && layers_.rbegin()->first == layers_.size() - 1;
+  }
+  bool is_mine(std::string_view name) const {
+    return has_ == Has::kAll || is_megatron_expert(name) == (has_ == Has::kExperts);
+  }
+
+  struct Rank {
+    uint64_t stage = 0, expert = 0, tensor = 0;
+  };
+
+  /// What a rank has of a tensor, by the boxes in which it was saved.
+  std::optional<Parameter> parameter_of(uint32_t number, uint64_t layer, uint64_t expert,
+                                        const Rank& rank) {
+    const DcpTensor& tensor = metadata_.tensors[number];
+    const auto& known = boxes_of(number);
+    const auto found = known.find({layer, expert});
+    if (found == known.end()) return std::nullopt;
+    const std::vector<Box>& boxes = found->second;
+    Parameter parameter{number, layer, expert};
+    parameter.copy = boxes.size() == 1 && rank.tensor > 0;  // each of them has it whole
+    if (boxes.size() == 1) {
+      parameter.pieces = {boxes[0]};
+    } else if (boxes.size() == tensor_ranks_) {
+      parameter.pieces = {boxes[rank.tensor]};
+    } else if (boxes.size() == 2 * tensor_ranks_ &&
+               tensor.name.find("linear_fc1.") != std::string::npos) {
+      // Gated: one behind the other, along the first axis of the rank's own.
+      parameter.pieces = {boxes[rank.tensor], boxes[tensor_ranks_ + rank.tensor]};
+      for (size_t axis = boxes[0].axes(); axis-- > 0;)
+        if (boxes[0].offset[axis] != boxes[1].offset[axis] && axis != axes_before(tensor))
+          return std::nullopt;
+    } else {
+      return std::nullopt;
+    }
+    for (const Box& piece : parameter.pieces) parameter.elements += piece.volume();
+    return parameter;
+  }
+
+  /// Of a stack: its layers; and of experts: these.
+  static bool is_stack(const DcpTensor& tensor) {
+    std::string_view name = tensor.name;
+    return take(name, kLayers) && !take_number(name);
+  }
+  static size_t axes_before(const DcpTensor& tensor) {
+    return (is_stack(tensor) ? 1 : 0) + (is_megatron_expert(tensor.name) ? 1 : 0);
+  }
+
+  /// By layer and expert; in the order of their elements.
+  using BoxesOf = std::map<std::pair<uint64_t, uint64_t>, std::vector<Box>>;
+  const BoxesOf& boxes_of(uint32_t number) {
+    const auto [known, is_new] = boxes_.try_emplace(number);
+    if (!is_new) return known->second;
+    const DcpTensor& tensor = metadata_.tensors[number];
+    const bool stack = is_stack(tensor);
+    const size_t before = axes_before(tensor);
+    uint64_t of_layer = 0;
+    std::string_view name = tensor.name;
+    if (take(name, kLayers) && !stack) of_layer = take_number(name).value_or(0);
+    for (const DcpChunk& chunk : tensor.chunks) {
+      const Box& box = chunk.box;
+      if (box.axes() < before) return known->second = {};
+      for (size_t axis = 0; axis < before; ++axis)
+        if (box.extent[axis] != 1) return known->second = {};
+      const uint64_t layer = stack ? box.offset[0] : of_layer;
+      const uint64_t expert = before > (stack ? 1u : 0u) ? box.offset[before - 1] : 0;
+      known->second[{layer, expert}].push_back(box);
+    }
+    for (auto& [row, boxes] : known->second)
+      std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
+        return std::lexicographical_compare(a.offset.begin(), a.offset.end(), b.offset.begin(),
+                                            b.offset.end());
+      });
+    return known->second;
+  }
+
+  struct OfLayer {
+    std::string_view name;  // behind its number
+    uint32_t tensor;
+  };
+
+  /// Puts parameters into the buckets of a buffer, from the last to the first.
+  class Filling {
+   public:
+    explicit Filling(const Buffer& buffer) : buffer_(buffer) {}
+    bool add(Parameter parameter) {
+      if (bucket_ == buffer_.buckets.size()) return false;
+      const uint64_t begin = aligned(at_);
+      const uint64_t end = begin + parameter.elements, all = buffer_.buckets[bucket_].elements;
+      if (end > all || end < begin) return false;
+      placed_.push_back({std::move(parameter), bucket_, begin});
+      at_ = end;
+      // A bucket ends with a parameter, or where the next one would have begun in it.
+      if (end == all || aligned(end) == all) ++bucket_, at_ = 0;
+      return true;
+    }
+    bool full() const { return bucket_ == buffer_.buckets.size(); }
+    std::vector<Placed> take_placed() && { return std::move(placed_); }
+
+   private:
+    static uint64_t aligned(uint64_t at) { return (at + kAligned - 1) / kAligned * kAligned; }
+
+    const Buffer& buffer_;
+    uint32_t bucket_ = 0;
+    uint64_t at_ = 0;
+    std::vector<Placed> placed_;
+  };
+
+  bool place_all(Order order) {
+    placed_.clear();
+    const size_t stretches = buffers_.begin()->second.size();
+    uint64_t first_layer = 0;
+    for (uint32_t stretch = 0; stretch < stretches; ++stretch) {
+      for (uint64_t stage = 0; stage < stages_; ++stage) {
+        Stretch at{first_layer, 0, stretch == 0 && stage == 0,
+                   stretch + 1 == stretches && stage + 1 == stages_, order};
+        std::optional<uint64_t> layers;
+        for (uint64_t rank = 0; rank < expert_ranks_ * tensor_ranks_; ++rank) {
+          const uint64_t group = stage * expert_ranks_ * tensor_ranks_ + rank;
+          const Buffer& buffer = buffers_.find(static_cast<uint32_t>(group))->second[stretch];
+          at.rank = {stage, rank / tensor_ranks_, rank % tensor_ranks_};
+          bool fits = false;
+          // As many layers as fill it: one number alone does.
+          at.count = layers.value_or(0);
+          for (; at.count <= layers.value_or(layers_.size() - first_layer); ++at.count) {
+            Filling filling(buffer);
+            fits = fill(filling, at) && filling.full();
+            if (!fits) continue;
+            auto placed = std::move(filling).take_placed();
+            if (!lie_as_they_were_saved(buffer, placed)) return false;
+            placed_.push_back({&buffer, std::move(placed)});
+            break;
+          }
+          if (!fits) return false;
+          layers = at.count;
+        }
+        first_layer += *layers;
+      }
+    }
+    return first_layer == layers_.size();
+  }
+
+  struct Stretch {
+    uint64_t first, count;
+    bool begins, ends;
+    Order order;
+    Rank rank = {};
+  };
+  bool fill(Filling& filling, const Stretch& at) {
+    const auto add_other = [&](std::string_view name, bool copy) {
+      const auto found = others_.find(name);
+      if (found == others_.end()) return true;
+      auto parameter = parameter_of(found->second, 0, 0, at.rank);
+      if (!parameter) return false;
+      parameter->copy |= copy;
+      return filling.add(*std::move(parameter));
+    };
+    if (at.ends) {
+      // A head that is the embedding: the last stage has a copy of that, if it is not the first.
+      if (!others_.contains(kMegatronHead) && !at.begins && !add_other(kMegatronEmbedding, true))
+        return false;
+      for (auto name = std::rbegin(kLast); name != std::rend(kLast); ++name)
+        if (!add_other(*name, false)) return false;
+    }
+    for (uint64_t layer = at.first + at.count; layer-- > at.first;)
+      if (!add_layer(filling, layer, at)) return false;
+    if (!at.begins) return true;
+    for (auto name = std::rbegin(kFirst); name != std::rend(kFirst); ++name)
+      if (!add_other(*name, false)) return false;
+    return true;
+  }
+
+  bool add_layer(Filling& filling, uint64_t layer, const Stretch& at) {
+    std::map<Place, std::pair<uint32_t, uint64_t>> in_order;  // tensor, expert
+    for (const OfLayer& one : layers_[layer]) {
+      const DcpTensor& tensor = metadata_.tensors[one.tensor];
+      uint64_t first = 0, end = 1;
+      if (is_megatron_expert(one.name)) {
+        const size_t axis = axes_before(tensor) - 1;
+        if (tensor.shape.size() <= axis || tensor.shape[axis] % expert_ranks_ != 0) return false;
+        const uint64_t each = tensor.shape[axis] / expert_ranks_;
+        first = at.rank.expert * each, end = first + each;
+      }
+      for (uint64_t expert = first; expert < end; ++expert) {
+        const auto place = place_in_layer(one.name, expert, at.order);
+        if (!place || !in_order.try_emplace(*place, one.tensor, expert).second) return false;
+      }
+    }
+    for (auto one = in_order.rbegin(); one != in_order.rend(); ++one) {
+      auto parameter = parameter_of(one->second.first, layer, one->second.second, at.rank);
+      if (!parameter || !filling.add(*std::move(parameter))) return false;
+    }
+    return true;
+  }
+
+  /// Chunks are parameters' parts, or padding: each parameter begins and ends where one does.
+  bool lie_as_they_were_saved(const Buffer& buffer, const std::vector<Placed>& placed) const {
+    for (uint32_t b = 0; b < buffer.buckets.size(); ++b)
+      for (const auto& [kind, tensor] : buffer.buckets[b].tensors) {
+        std::vector<uint64_t> begins{buffer.buckets[b].elements};
+        for (const DcpChunk& chunk : metadata_.tensors[tensor].chunks)
+          begins.push_back(chunk.box.offset[0]);
+        std::sort(begins.begin(), begins.end());
+        const auto is_one = [&](uint64_t place) {
+          return std::binary_search(begins.begin(), begins.end(), place);
+        };
+        for (const Placed& one : placed)
+          if (one.bucket == b &&
+              (!is_one(one.offset) || !is_one(one.offset + one.parameter.elements)))
+            return false;
+      }
+    return true;
+  }
+
+  /// As far as they can be read from here.
+  Result<bool> masters_are_parameters() {
+    constexpr uint64_t kLooked = 16;  // elements
+    if (std::find(kinds_.begin(), kinds_.end(), kMaster) == kinds_.end()) return false;
+    for (const auto& [buffer, placed] : placed_)
+      for (const Placed& one : placed) {
+        const DcpTensor& masters =
+            metadata_.tensors[buffer->buckets[one.bucket].tensors.at(kMaster)];
+        if (masters.dtype != DType::kF32) return false;
+        const auto master =
+            std::find_if(masters.chunks.begin(), masters.chunks.end(),
+                         [&](const DcpChunk& chunk) { return chunk.box.offset[0] == one.offset; });
+        const DcpTensor& weights = metadata_.tensors[one.parameter.tensor];
+        const auto weight =
+            std::find_if(weights.chunks.begin(), weights.chunks.end(),
+                         [&](const DcpChunk& c) { return c.box == one.parameter.pieces[0]; });
+        if (master == masters.chunks.end() || weight == weights.chunks.end()) return false;
+        const uint64_t count =
+            std::min({kLooked, master->box.extent[0], one.parameter.pieces[0].volume()});
+        std::array<float, kLooked> held_master{};
+        std::array<std::byte, kLooked * sizeof(float)> held{};
+        const std::span floats(held_master.data(), count);
+        const std::span bytes(held.data(), count * dtype_bits(weights.dtype) / 8);
+        PTC_TRY(const bool has_master,
+                read_(masters, static_cast<size_t>(master - masters.chunks.begin()),
+                      std::as_writable_bytes(floats)));
+        PTC_TRY(const bool has_weight,
+                read_(weights, static_cast<size_t>(weight - weights.chunks.begin()), bytes));
+        if (has_master && has_weight && !is_master_of(floats, weights.dtype, bytes)) return false;
+      }
+    return true;
+  }
+
+  /// Each parameter's state, of all ranks together.
+  bool make_tensors() {
+    for (const std::string_view kind : kinds_) {
+      std::map<uint32_t, std::pair<DcpTensor, uint64_t>> made;  // by parameter's: and its elements
+      for (const auto& [buffer, placed] : placed_) {
+        std::vector<std::vector<uint32_t>> orders;
+        for (const Buffer::Bucket& bucket : buffer->buckets)
+          orders.push_back(in_order(metadata_.tensors[bucket.tensors.at(kind)]));
+        for (const Placed& one : placed) {
+          if (one.parameter.copy) continue;
+          const DcpTensor& from = metadata_.tensors[buffer->buckets[one.bucket].tensors.at(kind)];
+          const DcpTensor& parameter = metadata_.tensors[one.parameter.tensor];
+          auto& [tensor, elements] = made[one.parameter.tensor];
+          if (tensor.name.empty()) {
+            tensor.name = fmt::format("{}optimizer.state.{}.{}", prefix_, kind, parameter.name);
+            tensor.dtype = from.dtype;
+            tensor.shape = parameter.shape;
+          }
+          if (tensor.dtype != from.dtype) return false;
+          elements += one.parameter.elements;
+          add_runs(from, orders[one.bucket], one, tensor);
+        }
+      }
+      for (auto& [number, tensor] : made) {
+        const auto all = num_elements(metadata_.tensors[number].shape);
+        if (all.has_error() || all.value() != tensor.second) return false;
+        new_.push_back(std::move(tensor.first));
+      }
+    }
+    return true;
+  }
+
+  /// Chunks by their places.
+  static std::vector<uint32_t> in_order(const DcpTensor& tensor) {
+    std::vector<uint32_t> order(tensor.chunks.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+      return tensor.chunks[a].box.offset[0] < tensor.chunks[b].box.offset[0];
+    });
+    return order;
+  }
+
+  static void add_runs(const DcpTensor& from, const std::vector<uint32_t>& order,
+                       const Placed& placed, DcpTensor& into) {
+    const uint64_t end = placed.offset + placed.parameter.elements;
+    auto at = std::upper_bound(
+        order.begin(), order.end(), placed.offset,
+        [&](uint64_t place, uint32_t chunk) { return place < from.chunks[chunk].box.offset[0]; });
+    for (--at; at != order.end() && from.chunks[*at].box.offset[0] < end; ++at) {
+      const DcpChunk& chunk = from.chunks[*at];
+      const uint64_t chunk_begin = chunk.box.offset[0], elements = chunk.box.extent[0];
+      uint64_t piece_begin = placed.offset;
+      for (const Box& piece : placed.parameter.pieces) {
+        const uint64_t piece_end = piece_begin + piece.volume();
+        const uint64_t run_begin = std::max(piece_begin, chunk_begin);
+        const uint64_t run_end = std::min(piece_end, chunk_begin + elements);
+        if (run_begin < run_end) {
+          uint64_t first = run_begin - chunk_begin;
+          for (Box box :
+               boxes_of_run(piece.extent, run_begin - piece_begin, run_end - piece_begin)) {
+            for (size_t axis = 0; axis < box.axes(); ++axis) box.offset[axis] += piece.offset[axis];
+            into.runs.push_back({elements, first});
+            first += box.volume();
+            into.chunks.push_back({std::move(box), chunk.item});
+          }
+        }
+        piece_begin = piece_end;
+      }
+    }
+  }
+
+  const DcpMetadata& metadata_;
+  const ReadChunk& read_;
+  const Has has_;
+  const std::string prefix_;  // of its names
+  uint64_t tensor_ranks_ = 1, expert_ranks_ = 1, stages_ = 1;
+  std::map<uint32_t, std::vector<Buffer>> buffers_;  // by group; in the order of stretches
+  std::string types_;                                // of all buffers
+  std::vector<std::string> kinds_;                   // of state
+  std::map<uint64_t, std::vector<OfLayer>> layers_;
+  std::map<std::string_view, uint32_t> others_;  // by name; of no layer
+  std::unordered_map<uint32_t, BoxesOf> boxes_;
+  std::vector<std::pair<const Buffer*, std::vector<Placed>>> placed_;
+  std::vector<DcpTensor> new_;
+};
+
+}  // namespace
+
+bool is_optimizer_bucket(std::string_view name) {
+  return name.find("optimizer.distributed.") != name.npos && name.find(kBucket) != name.npos;
+}
+
+Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
+                                                     const MegatronFile& said,
+                                                     const ReadChunk& read) {
+  std::map<uint32_t, std::string> optimizers;  // by number: the prefix of its names
+  for (const DcpTensor& tensor : metadata.tensors) {
+    if (!is_optimizer_bucket(tensor.name)) continue;
+    std::string_view rest = tensor.name;
+    const uint32_t number = take_optimizer(rest);
+    optimizers.emplace(number, tensor.name.substr(0, tensor.name.size() - rest.size()));
+  }
+  // Experts have one of their own.
+  const bool apart = optimizers.size() == 2 && optimizers.contains(0) && optimizers.contains(1);
+  if (optimizers.size() != 1 && !apart) return std::optional<TakenApart>();
+  std::vector<DcpTensor> made;
+  for (const auto& [number, prefix] : optimizers) {
+    Unbucketing one(metadata, said, read,
+                    !apart        ? Has::kAll
+                    : number == 0 ? Has::kDense
+                                  : Has::kExperts,
+                    prefix);
+    PTC_TRY(const bool done, one.run());
+    if (!done) return std::optional<TakenApart>();
+    std::move(one.made().begin(), one.made().end(), std::back_inserter(made));
+  }
+  TakenApart apart_now;
+  std::erase_if(metadata.values, [&](DcpValue& value) {
+    std::string_view rest = value.name;
+    const uint32_t number = take_optimizer(rest);
+    if (!rest.starts_with(kDistributed)) return false;
+    if (rest.starts_with(fmt::format("{}0.optimizer/", kDistributed)))
+      apart_now.settings.emplace(number, std::move(value));
+    return true;
+  });
+  std::erase_if(metadata.tensors,
+                [](const DcpTensor& tensor) { return is_optimizer_bucket(tensor.name); });
+  std::move(made.begin(), made.end(), std::back_inserter(metadata.tensors));
+  return std::optional(std::move(apart_now));
+}
+
+}  // namespace ptc

@@ -1,0 +1,57 @@
+// The state of Megatron-Core's distributed optimizer in a checkpoint of its own format
+// (`--ckpt-format torch_dist`), as it is saved unless
+// --dist-ckpt-optim-fully-reshardable says otherwise ("dp_reshardable"): a flat array for each
+// bucket of each model-parallel rank's gradients,
+//
+//   optimizer.distributed.dp_group_idx_1.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32)
+//       .bucket_idx_0.exp_avg
+//
+// in which that rank's parameters lie from the last to the first, each at a multiple of 64.
+// Megatron itself reads it on as many tensor ranks and stages alone. Here it becomes what the other
+// format has, `optimizer.state.exp_avg.<parameter>`, which any layout cuts.
+//
+// The file does not say which parameters these are. It follows from what it does say:
+//  * the boxes in which a parameter was saved are what its tensor-parallel ranks have of it;
+//  * a stage has as many layers as fill its buckets to their last element, in the order in which
+//    Megatron makes a layer's modules (there are two);
+//  * each parameter's array begins and ends where one of the bucket's chunks does;
+//  * and its master copy, rounded, is the parameter.
+// Where one of these does not hold nothing is taken apart.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "reshard/checkpoint/megatron_file.h"
+#include "store/base/error.h"
+#include "store/codec/dcp_metadata.h"
+
+namespace ptc {
+
+/// Whether a tensor of that name is such a bucket's.
+bool is_optimizer_bucket(std::string_view name);
+
+/// Reads from the beginning of a chunk's array. False: its file cannot be read from here.
+using ReadChunk =
+    std::function<Result<bool>(const DcpTensor& tensor, size_t chunk, std::span<std::byte> into)>;
+
+/// Of buckets that were taken apart.
+struct TakenApart {
+  /// By optimizer (1: of experts that are apart) the settings that its first rank has
+  /// (`param_groups`), which are those of all.
+  std::map<uint32_t, DcpValue> settings;
+};
+
+/// Takes buckets of `metadata` apart: their tensors go, and those of parameters come, whose chunks
+/// are runs of the buckets' (DcpTensor::runs); and what else describes the buckets goes. `said`:
+/// what common.pt says. nullopt: there are none, or they stay. Errors are those of `read`.
+/// Cost: in proportion to the chunks, and to parameters × model-parallel ranks.
+Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
+                                                     const MegatronFile& said,
+                                                     const ReadChunk& read);
+
+}  // namespace ptc
