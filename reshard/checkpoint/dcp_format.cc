@@ -37,7 +37,7 @@ class DcpFormat final : public FileFormat {
 }  // namespace
 
 std::string dcp_table_text(const DcpTable& table) {
-  json::array tensors, values;
+  json::array tensors, values, beside;
   std::string bytes;
   for (size_t i = 0; i < table.tensors.size(); ++i) {
     const TensorEntry& tensor = table.tensors[i];
@@ -52,9 +52,13 @@ std::string dcp_table_text(const DcpTable& table) {
     values.push_back(json::array{json::value(path), value.size()});
     bytes += value;
   }
-  return json::serialize(
-             json::object{{"tensors", std::move(tensors)}, {"values", std::move(values)}}) +
-         "\n" + bytes;
+  json::object all{{"tensors", std::move(tensors)}, {"values", std::move(values)}};
+  for (const auto& [name, content] : table.beside) {
+    beside.push_back(json::array{json::value(name), content.size()});
+    bytes += content;
+  }
+  if (!beside.empty()) all.emplace("beside", std::move(beside));
+  return json::serialize(all) + "\n" + bytes;
 }
 
 Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
@@ -86,13 +90,20 @@ Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
     }
     if (!table.paths.empty() && table.paths.size() != table.tensors.size())
       return damaged("paths are missing");
-    for (const json::value& value : parsed.as_object().at("values").as_array()) {
-      const json::array& fields = value.as_array();
-      const uint64_t bytes = fields.at(1).to_number<uint64_t>();
-      if (bytes > text.size()) return damaged("it is cut short");
-      table.values.emplace_back(std::string(fields.at(0).as_string()), text.substr(0, bytes));
-      text.remove_prefix(bytes);
-    }
+    const auto take = [&](const json::array& named, auto& into) {
+      for (const json::value& value : named) {
+        const json::array& fields = value.as_array();
+        const uint64_t bytes = fields.at(1).to_number<uint64_t>();
+        if (bytes > text.size()) return false;
+        into.emplace_back(std::string(fields.at(0).as_string()), text.substr(0, bytes));
+        text.remove_prefix(bytes);
+      }
+      return true;
+    };
+    const json::object& all = parsed.as_object();
+    if (!take(all.at("values").as_array(), table.values)) return damaged("it is cut short");
+    if (const json::value* beside = all.if_contains("beside"))
+      if (!take(beside->as_array(), table.beside)) return damaged("it is cut short");
   } catch (const std::exception& error) {
     return damaged(error.what());
   }

@@ -28,6 +28,8 @@ struct DcpTable {
   std::vector<std::optional<uint64_t>> rows;
   /// By exact path (torch_path.h) the bytes of an archive as torch.save writes it.
   std::vector<std::pair<std::string, std::string>> values;
+  /// Files of its directory that have other bytes in dcp/ than were written, by name.
+  std::vector<std::pair<std::string, std::string>> beside;
 };
 
 /// The axes of one of a stack's tensors, and of the stack.

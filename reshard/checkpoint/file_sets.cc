@@ -338,6 +338,12 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
     }
     if (sources.sections)
       left_out += fmt::format("values that are no tensors: {} of each rank\n", kSections);
+    for (const auto& [directory, tables] : sources.tables)
+      for (const DcpTable& table : tables)
+        for (const auto& [name, content] : table.beside) {
+          const std::string path = (directories.size() == 1 ? "" : directory) + name;
+          if (!set->has(path)) set->add_text(path, content, rights);
+        }
     // Megatron looks for its metadata.json and common.pt beside it, Trainer for its state beside
     // the directories.
     for (const uint32_t file : other_files(RankCoords())) {

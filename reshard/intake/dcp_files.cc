@@ -11,6 +11,7 @@
 #include "reshard/checkpoint/torch_names.h"
 #include "reshard/intake/torch_dist.h"
 #include "reshard/intake/torch_dist_buckets.h"
+#include "reshard/intake/torch_dist_common.h"
 #include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 #include "store/codec/dcp_metadata.h"
@@ -37,6 +38,7 @@ struct FileItems {
   };
   std::vector<Chunk> chunks;
   std::vector<uint32_t> values;
+  std::vector<std::pair<std::string, std::string>> beside;  // DcpTable's
 };
 
 /// The tensors of a `.metadata`.
@@ -146,6 +148,7 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
             : torch_path_text(value.path),
         std::move(bytes));
   }
+  table.beside = items.beside;
   file.header = dcp_table_text(table);
   file.header_bytes = file.header.size();
   file.tensors = std::move(table.tensors);
@@ -194,6 +197,27 @@ ReadChunk reader_of(int dir_fd, const std::vector<Found*>& files) {
     PTC_TRY(read(array.value().offset, into));
     return true;
   };
+}
+
+/// What common.pt is where an optimizer's state was taken apart; nullopt: it stays.
+Result<std::optional<std::string>> common_of(int dir_fd, const Found& common,
+                                             const TakenApart& apart,
+                                             const std::vector<Found*>& files) {
+  std::map<uint32_t, std::string> settings;
+  for (const auto& [optimizer, value] : apart.settings) {
+    if (value.item.file == DcpItem::kNone || value.item.length > kMostValueBytes)
+      return std::optional<std::string>();
+    const Found& file = *files[value.item.file];
+    PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+    std::string& archive = settings[optimizer];
+    archive.resize(value.item.length);
+    PTC_TRY(read_exactly(fd.get(), std::as_writable_bytes(std::span(archive)), value.item.offset));
+  }
+  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, common.source(), common.version).open());
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
+    return read_exactly(fd.get(), into, offset);
+  };
+  return common_of_parameters(read, common.version.bytes, settings, apart.experts_apart);
 }
 
 /// By tensor, in the metadata's own texts.
@@ -275,13 +299,18 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       return invalid_argument("{} has the tensors of {}, which is there too: remove one",
                               index.source(), set);
     std::optional<MegatronFile> said;
-    if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
-        common != by_path.end() && common->second->node == nullptr)
+    const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
+    if (common != by_path.end() && common->second->node == nullptr)
       said = said_in(dir_fd, *common->second);
+    std::optional<std::string> by_parameters;
     if (said) {
       PTC_TRY(const auto apart, take_buckets_apart(metadata, *said, reader_of(dir_fd, files)));
+      if (apart) {
+        PTC_TRY(by_parameters, common_of(dir_fd, *common->second, *apart, files));
+      }
     }
     std::vector<FileItems> items(files.size());
+    if (by_parameters) items[0].beside.emplace_back(kTorchDistCommon, *std::move(by_parameters));
     for (uint32_t t = 0; t < metadata.tensors.size(); ++t) {
       bool held = false;
       for (uint32_t c = 0; c < metadata.tensors[t].chunks.size(); ++c) {

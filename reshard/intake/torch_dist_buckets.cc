@@ -608,6 +608,7 @@ Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
     std::move(one.made().begin(), one.made().end(), std::back_inserter(made));
   }
   TakenApart apart_now;
+  apart_now.experts_apart = apart;
   std::erase_if(metadata.values, [&](DcpValue& value) {
     std::string_view rest = value.name;
     const uint32_t number = take_optimizer(rest);

@@ -44,6 +44,7 @@ struct TakenApart {
   /// By optimizer (1: of experts that are apart) the settings that its first rank has
   /// (`param_groups`), which are those of all.
   std::map<uint32_t, DcpValue> settings;
+  bool experts_apart = false;
 };
 
 /// Takes buckets of `metadata` apart: their tensors go, and those of parameters come, whose chunks
