@@ -23,6 +23,7 @@ constexpr std::string_view kBuffer = ".gbuf_idx_", kTypes = ".dtype_(", kBucket 
 constexpr std::string_view kMaster = "param";
 constexpr uint64_t kAligned = 64;  // elements: where a parameter begins in its bucket
 constexpr uint64_t kMostRanks = 1 << 20;
+constexpr uint64_t kMostElements = uint64_t{1} << 50;
 
 /// Takes `text` off the front.
 bool take(std::string_view& name, std::string_view text) {
@@ -68,22 +69,29 @@ std::optional<BucketName> bucket_name(std::string_view name) {
   return BucketName{optimizer, *group, *buffer, *bucket, types, name};
 }
 
+/// A tensor of a bucket.
+struct State {
+  uint32_t tensor = 0;           // number in the metadata
+  std::vector<uint32_t> chunks;  // by their places
+};
+
 /// A stretch of layers of one model-parallel rank: the arrays of its parameters' gradients.
 struct Buffer {
   struct Bucket {
     uint64_t elements = 0;
-    std::map<std::string_view, uint32_t> tensors;  // by kind of state: its number
+    std::map<std::string_view, State> states;  // by kind
   };
   std::vector<Bucket> buckets;
 };
 
-/// A parameter of a rank, or of all its layers.
+uint64_t aligned(uint64_t at) { return (at + kAligned - 1) / kAligned * kAligned; }
+
+/// What a rank has of one.
 struct Parameter {
-  uint32_t tensor = 0;  // number in the metadata
-  uint64_t layer = 0, expert = 0;
-  std::vector<Box> pieces = {};  // what the rank has, one behind the other
+  uint32_t tensor = 0;                // number in the metadata
+  std::vector<uint32_t> pieces = {};  // its chunks, one behind the other
   uint64_t elements = 0;
-  bool copy = false;  // another stage has it
+  bool copy = false;  // another rank or stage has it, too
 };
 
 /// Where one lies.
@@ -180,6 +188,7 @@ class Unbucketing {
 
  private:
   bool find_buckets() {
+    std::map<std::array<uint32_t, 3>, Buffer::Bucket> found;  // by group, buffer and bucket
     for (uint32_t t = 0; t < metadata_.tensors.size(); ++t) {
       const DcpTensor& tensor = metadata_.tensors[t];
       if (!is_optimizer_bucket(tensor.name) || !tensor.name.starts_with(prefix_)) continue;
@@ -187,35 +196,32 @@ class Unbucketing {
       if (!name || tensor.shape.size() != 1 || dtype_bits(tensor.dtype) % 8 != 0) return false;
       if (types_.empty()) types_ = name->types;
       // Of each type there is a buffer of its own, of which it is not known where it begins.
-      if (name->types != types_ || name->group >= groups()) return false;
-      std::vector<Buffer>& buffers = buffers_[name->group];
-      if (name->buffer >= metadata_.tensors.size() || name->bucket >= metadata_.tensors.size())
-        return false;
-      if (buffers.size() <= name->buffer) buffers.resize(name->buffer + 1);
-      auto& buckets = buffers[name->buffer].buckets;
-      if (buckets.size() <= name->bucket) buckets.resize(name->bucket + 1);
-      Buffer::Bucket& bucket = buckets[name->bucket];
-      if (!bucket.tensors.empty() && bucket.elements != tensor.shape[0]) return false;
+      if (name->types != types_ || tensor.shape[0] > kMostElements) return false;
+      Buffer::Bucket& bucket = found[{name->group, name->buffer, name->bucket}];
+      if (!bucket.states.empty() && bucket.elements != tensor.shape[0]) return false;
       bucket.elements = tensor.shape[0];
-      bucket.tensors.emplace(name->kind, t);
+      bucket.states[name->kind] = {t, in_order(tensor)};
     }
-    if (buffers_.size() != groups() || buffers_.empty()) return false;
-    const std::vector<Buffer>& first = buffers_.begin()->second;
-    if (first.front().buckets.empty()) return false;
-    for (const auto& [kind, tensor] : first.front().buckets.front().tensors)
-      kinds_.emplace_back(kind);
-    for (const auto& [group, buffers] : buffers_) {
-      if (buffers.size() != first.size()) return false;
-      for (const Buffer& buffer : buffers) {
-        if (buffer.buckets.empty()) return false;
-        for (const Buffer::Bucket& bucket : buffer.buckets)
-          if (!std::equal(bucket.tensors.begin(), bucket.tensors.end(), kinds_.begin(),
-                          kinds_.end(),
-                          [](const auto& has, std::string_view kind) { return has.first == kind; }))
-            return false;
-      }
+    if (found.empty()) return false;
+    for (const auto& [kind, state] : found.begin()->second.states) kinds_.emplace_back(kind);
+    // All have the same, and none is missing.
+    for (auto& [number, bucket] : found) {
+      if (!std::equal(bucket.states.begin(), bucket.states.end(), kinds_.begin(), kinds_.end(),
+                      [](const auto& has, std::string_view kind) { return has.first == kind; }))
+        return false;
+      if (number[0] == buffers_.size()) buffers_.emplace_back();
+      if (number[0] != buffers_.size() - 1) return false;
+      std::vector<Buffer>& of_group = buffers_.back();
+      if (number[1] == of_group.size()) of_group.emplace_back();
+      if (number[1] != of_group.size() - 1) return false;
+      std::vector<Buffer::Bucket>& buckets = of_group.back().buckets;
+      if (number[2] != buckets.size()) return false;
+      buckets.push_back(std::move(bucket));
     }
-    return true;
+    return buffers_.size() == groups() &&
+           std::all_of(buffers_.begin(), buffers_.end(), [&](const std::vector<Buffer>& group) {
+             return group.size() == buffers_[0].size();
+           });
   }
   uint64_t groups() const { return stages_ * expert_ranks_ * tensor_ranks_; }
 
@@ -229,7 +235,9 @@ class Unbucketing {
       if (stack) {
         const auto number = take_number(name);
         if (number && (!take(name, ".") || *number >= kMostRanks)) return false;
-        if (!number && (tensor.shape.empty() || tensor.shape[0] >= kMostRanks)) return false;
+        // Each layer was saved apart, so there are no more than chunks.
+        if (!number && (tensor.shape.empty() || tensor.shape[0] > tensor.chunks.size()))
+          return false;
         const uint64_t first = number ? *number : 0, end = number ? first + 1 : tensor.shape[0];
         for (uint64_t layer = first; layer < end; ++layer) {
           std::vector<OfLayer>& of_layer = layers_[layer];
@@ -259,27 +267,29 @@ class Unbucketing {
   std::optional<Parameter> parameter_of(uint32_t number, uint64_t layer, uint64_t expert,
                                         const Rank& rank) {
     const DcpTensor& tensor = metadata_.tensors[number];
-    const auto& known = boxes_of(number);
+    const auto& known = chunks_of(number);
     const auto found = known.find({layer, expert});
     if (found == known.end()) return std::nullopt;
-    const std::vector<Box>& boxes = found->second;
-    Parameter parameter{number, layer, expert};
-    parameter.copy = boxes.size() == 1 && rank.tensor > 0;  // each of them has it whole
-    if (boxes.size() == 1) {
-      parameter.pieces = {boxes[0]};
-    } else if (boxes.size() == tensor_ranks_) {
-      parameter.pieces = {boxes[rank.tensor]};
-    } else if (boxes.size() == 2 * tensor_ranks_ &&
+    const std::vector<uint32_t>& chunks = found->second;
+    Parameter parameter{number};
+    if (chunks.size() == 1) {  // each tensor-parallel rank has it whole
+      parameter.pieces = {chunks[0]};
+      parameter.copy = rank.tensor > 0;
+    } else if (chunks.size() == tensor_ranks_) {
+      parameter.pieces = {chunks[rank.tensor]};
+    } else if (chunks.size() == 2 * tensor_ranks_ &&
                tensor.name.find("linear_fc1.") != std::string::npos) {
       // Gated: one behind the other, along the first axis of the rank's own.
-      parameter.pieces = {boxes[rank.tensor], boxes[tensor_ranks_ + rank.tensor]};
-      for (size_t axis = boxes[0].axes(); axis-- > 0;)
-        if (boxes[0].offset[axis] != boxes[1].offset[axis] && axis != axes_before(tensor))
-          return std::nullopt;
+      parameter.pieces = {chunks[rank.tensor], chunks[tensor_ranks_ + rank.tensor]};
+      const Dims& first = tensor.chunks[chunks[0]].box.offset;
+      const Dims& second = tensor.chunks[chunks[1]].box.offset;
+      for (size_t axis = 0; axis < first.size(); ++axis)
+        if (first[axis] != second[axis] && axis != axes_before(tensor)) return std::nullopt;
     } else {
       return std::nullopt;
     }
-    for (const Box& piece : parameter.pieces) parameter.elements += piece.volume();
+    for (const uint32_t piece : parameter.pieces)
+      parameter.elements += tensor.chunks[piece].box.volume();
     return parameter;
   }
 
@@ -293,9 +303,9 @@ class Unbucketing {
   }
 
   /// By layer and expert; in the order of their elements.
-  using BoxesOf = std::map<std::pair<uint64_t, uint64_t>, std::vector<Box>>;
-  const BoxesOf& boxes_of(uint32_t number) {
-    const auto [known, is_new] = boxes_.try_emplace(number);
+  using ChunksOf = std::map<std::pair<uint64_t, uint64_t>, std::vector<uint32_t>>;
+  const ChunksOf& chunks_of(uint32_t number) {
+    const auto [known, is_new] = chunks_.try_emplace(number);
     if (!is_new) return known->second;
     const DcpTensor& tensor = metadata_.tensors[number];
     const bool stack = is_stack(tensor);
@@ -303,19 +313,20 @@ class Unbucketing {
     uint64_t of_layer = 0;
     std::string_view name = tensor.name;
     if (take(name, kLayers) && !stack) of_layer = take_number(name).value_or(0);
-    for (const DcpChunk& chunk : tensor.chunks) {
-      const Box& box = chunk.box;
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
+      const Box& box = tensor.chunks[c].box;
       if (box.axes() < before) return known->second = {};
       for (size_t axis = 0; axis < before; ++axis)
         if (box.extent[axis] != 1) return known->second = {};
       const uint64_t layer = stack ? box.offset[0] : of_layer;
       const uint64_t expert = before > (stack ? 1u : 0u) ? box.offset[before - 1] : 0;
-      known->second[{layer, expert}].push_back(box);
+      known->second[{layer, expert}].push_back(c);
     }
-    for (auto& [row, boxes] : known->second)
-      std::sort(boxes.begin(), boxes.end(), [](const Box& a, const Box& b) {
-        return std::lexicographical_compare(a.offset.begin(), a.offset.end(), b.offset.begin(),
-                                            b.offset.end());
+    for (auto& [row, chunks] : known->second)
+      std::sort(chunks.begin(), chunks.end(), [&](uint32_t a, uint32_t b) {
+        const Dims& x = tensor.chunks[a].box.offset;
+        const Dims& y = tensor.chunks[b].box.offset;
+        return std::lexicographical_compare(x.begin(), x.end(), y.begin(), y.end());
       });
     return known->second;
   }
@@ -325,137 +336,138 @@ class Unbucketing {
     uint32_t tensor;
   };
 
-  /// Puts parameters into the buckets of a buffer, from the last to the first.
-  class Filling {
-   public:
-    explicit Filling(const Buffer& buffer) : buffer_(buffer) {}
-    bool add(Parameter parameter) {
-      if (bucket_ == buffer_.buckets.size()) return false;
-      const uint64_t begin = aligned(at_);
-      const uint64_t end = begin + parameter.elements, all = buffer_.buckets[bucket_].elements;
-      if (end > all || end < begin) return false;
-      placed_.push_back({std::move(parameter), bucket_, begin});
-      at_ = end;
-      // A bucket ends with a parameter, or where the next one would have begun in it.
-      if (end == all || aligned(end) == all) ++bucket_, at_ = 0;
-      return true;
-    }
-    bool full() const { return bucket_ == buffer_.buckets.size(); }
-    std::vector<Placed> take_placed() && { return std::move(placed_); }
-
-   private:
-    static uint64_t aligned(uint64_t at) { return (at + kAligned - 1) / kAligned * kAligned; }
-
-    const Buffer& buffer_;
-    uint32_t bucket_ = 0;
-    uint64_t at_ = 0;
-    std::vector<Placed> placed_;
+  struct Stretch {
+    const Buffer& buffer;
+    bool begins, ends;
+    Order order;
+    Rank rank;
   };
 
   bool place_all(Order order) {
     placed_.clear();
-    const size_t stretches = buffers_.begin()->second.size();
+    const size_t stretches = buffers_[0].size();
     uint64_t first_layer = 0;
     for (uint32_t stretch = 0; stretch < stretches; ++stretch) {
       for (uint64_t stage = 0; stage < stages_; ++stage) {
-        Stretch at{first_layer, 0, stretch == 0 && stage == 0,
-                   stretch + 1 == stretches && stage + 1 == stages_, order};
-        std::optional<uint64_t> layers;
+        std::optional<uint64_t> next_layer;
         for (uint64_t rank = 0; rank < expert_ranks_ * tensor_ranks_; ++rank) {
           const uint64_t group = stage * expert_ranks_ * tensor_ranks_ + rank;
-          const Buffer& buffer = buffers_.find(static_cast<uint32_t>(group))->second[stretch];
-          at.rank = {stage, rank / tensor_ranks_, rank % tensor_ranks_};
-          bool fits = false;
-          // As many layers as fill it: one number alone does.
-          at.count = layers.value_or(0);
-          for (; at.count <= layers.value_or(layers_.size() - first_layer); ++at.count) {
-            Filling filling(buffer);
-            fits = fill(filling, at) && filling.full();
-            if (!fits) continue;
-            auto placed = std::move(filling).take_placed();
-            if (!lie_as_they_were_saved(buffer, placed)) return false;
-            placed_.push_back({&buffer, std::move(placed)});
-            break;
-          }
-          if (!fits) return false;
-          layers = at.count;
+          const Stretch at{buffers_[group][stretch],
+                           stretch == 0 && stage == 0,
+                           stretch + 1 == stretches && stage + 1 == stages_,
+                           order,
+                           {stage, rank / tensor_ranks_, rank % tensor_ranks_}};
+          uint64_t layer = first_layer;
+          const auto parameters = parameters_of(at, layer);
+          if (!parameters || layer != next_layer.value_or(layer) || !place(at, *parameters))
+            return false;
+          next_layer = layer;
         }
-        first_layer += *layers;
+        first_layer = *next_layer;
       }
     }
     return first_layer == layers_.size();
   }
 
-  struct Stretch {
-    uint64_t first, count;
-    bool begins, ends;
-    Order order;
-    Rank rank = {};
-  };
-  bool fill(Filling& filling, const Stretch& at) {
-    const auto add_other = [&](std::string_view name, bool copy) {
+  /// In their order; `layer` is the first of the stretch, and becomes the one behind it. Each
+  /// takes a multiple of 64 elements, and so do buckets: that says how many layers there are.
+  std::optional<std::vector<Parameter>> parameters_of(const Stretch& at, uint64_t& layer) {
+    std::vector<Parameter> parameters, last;
+    uint64_t left = 0;
+    for (const Buffer::Bucket& bucket : at.buffer.buckets) left += aligned(bucket.elements);
+    const auto add = [&](std::vector<Parameter>& to, std::optional<Parameter> one) {
+      if (!one || one->elements > kMostElements || aligned(one->elements) > left) return false;
+      left -= aligned(one->elements);
+      to.push_back(*std::move(one));
+      return true;
+    };
+    const auto add_other = [&](std::vector<Parameter>& to, std::string_view name, bool copy) {
       const auto found = others_.find(name);
       if (found == others_.end()) return true;
       auto parameter = parameter_of(found->second, 0, 0, at.rank);
-      if (!parameter) return false;
-      parameter->copy |= copy;
-      return filling.add(*std::move(parameter));
+      if (parameter) parameter->copy |= copy;
+      return add(to, std::move(parameter));
     };
+    if (at.begins)
+      for (const std::string_view name : kFirst)
+        if (!add_other(parameters, name, false)) return std::nullopt;
     if (at.ends) {
+      for (const std::string_view name : kLast)
+        if (!add_other(last, name, false)) return std::nullopt;
       // A head that is the embedding: the last stage has a copy of that, if it is not the first.
-      if (!others_.contains(kMegatronHead) && !at.begins && !add_other(kMegatronEmbedding, true))
-        return false;
-      for (auto name = std::rbegin(kLast); name != std::rend(kLast); ++name)
-        if (!add_other(*name, false)) return false;
+      if (!others_.contains(kMegatronHead) && !at.begins &&
+          !add_other(last, kMegatronEmbedding, true))
+        return std::nullopt;
     }
-    for (uint64_t layer = at.first + at.count; layer-- > at.first;)
-      if (!add_layer(filling, layer, at)) return false;
-    if (!at.begins) return true;
-    for (auto name = std::rbegin(kFirst); name != std::rend(kFirst); ++name)
-      if (!add_other(*name, false)) return false;
-    return true;
+    for (; layer < layers_.size() && (left > 0 || at.ends); ++layer) {
+      const auto of_layer = in_order(layers_[layer], at);
+      if (!of_layer) return std::nullopt;
+      for (const auto& [tensor, expert] : *of_layer)
+        if (!add(parameters, parameter_of(tensor, layer, expert, at.rank))) return std::nullopt;
+    }
+    if (left > 0) return std::nullopt;
+    std::move(last.begin(), last.end(), std::back_inserter(parameters));
+    return parameters;
   }
 
-  bool add_layer(Filling& filling, uint64_t layer, const Stretch& at) {
-    std::map<Place, std::pair<uint32_t, uint64_t>> in_order;  // tensor, expert
-    for (const OfLayer& one : layers_[layer]) {
+  /// A layer's tensors and experts. nullopt: one's place is not known.
+  std::optional<std::vector<std::pair<uint32_t, uint64_t>>> in_order(
+      const std::vector<OfLayer>& layer, const Stretch& at) const {
+    std::map<Place, std::pair<uint32_t, uint64_t>> by_place;
+    for (const OfLayer& one : layer) {
       const DcpTensor& tensor = metadata_.tensors[one.tensor];
       uint64_t first = 0, end = 1;
       if (is_megatron_expert(one.name)) {
         const size_t axis = axes_before(tensor) - 1;
-        if (tensor.shape.size() <= axis || tensor.shape[axis] % expert_ranks_ != 0) return false;
+        if (tensor.shape.size() <= axis || tensor.shape[axis] > tensor.chunks.size() ||
+            tensor.shape[axis] % expert_ranks_ != 0)
+          return std::nullopt;
         const uint64_t each = tensor.shape[axis] / expert_ranks_;
         first = at.rank.expert * each, end = first + each;
       }
       for (uint64_t expert = first; expert < end; ++expert) {
         const auto place = place_in_layer(one.name, expert, at.order);
-        if (!place || !in_order.try_emplace(*place, one.tensor, expert).second) return false;
+        if (!place || !by_place.try_emplace(*place, one.tensor, expert).second) return std::nullopt;
       }
     }
-    for (auto one = in_order.rbegin(); one != in_order.rend(); ++one) {
-      auto parameter = parameter_of(one->second.first, layer, one->second.second, at.rank);
-      if (!parameter || !filling.add(*std::move(parameter))) return false;
+    std::vector<std::pair<uint32_t, uint64_t>> order;
+    for (const auto& [place, one] : by_place) order.push_back(one);
+    return order;
+  }
+
+  /// Puts them into the buckets, from the last to the first. Chunks are parameters' parts, or
+  /// padding: false where one of them does not begin and end where a chunk does.
+  bool place(const Stretch& at, const std::vector<Parameter>& parameters) {
+    const std::vector<Buffer::Bucket>& buckets = at.buffer.buckets;
+    std::vector<Placed> placed;
+    uint32_t bucket = 0;
+    uint64_t end = 0;
+    for (auto one = parameters.rbegin(); one != parameters.rend(); ++one) {
+      if (bucket == buckets.size()) return false;
+      const uint64_t begin = aligned(end), all = buckets[bucket].elements;
+      end = begin + one->elements;
+      if (end > all) return false;
+      for (const auto& [kind, state] : buckets[bucket].states)
+        if (!begins_at(state, begin) || (end != all && !begins_at(state, end))) return false;
+      placed.push_back({*one, bucket, begin});
+      // A bucket ends with a parameter, or where the next one would have begun in it.
+      if (end == all || aligned(end) == all) ++bucket, end = 0;
     }
+    if (bucket != buckets.size()) return false;
+    placed_.push_back({&at.buffer, std::move(placed)});
     return true;
   }
 
-  /// Chunks are parameters' parts, or padding: each parameter begins and ends where one does.
-  bool lie_as_they_were_saved(const Buffer& buffer, const std::vector<Placed>& placed) const {
-    for (uint32_t b = 0; b < buffer.buckets.size(); ++b)
-      for (const auto& [kind, tensor] : buffer.buckets[b].tensors) {
-        std::vector<uint64_t> begins{buffer.buckets[b].elements};
-        for (const DcpChunk& chunk : metadata_.tensors[tensor].chunks)
-          begins.push_back(chunk.box.offset[0]);
-        std::sort(begins.begin(), begins.end());
-        const auto is_one = [&](uint64_t place) {
-          return std::binary_search(begins.begin(), begins.end(), place);
-        };
-        for (const Placed& one : placed)
-          if (one.bucket == b &&
-              (!is_one(one.offset) || !is_one(one.offset + one.parameter.elements)))
-            return false;
-      }
-    return true;
+  bool begins_at(const State& state, uint64_t place) const {
+    return chunk_at(state, place).has_value();
+  }
+  std::optional<uint32_t> chunk_at(const State& state, uint64_t place) const {
+    const std::vector<DcpChunk>& chunks = metadata_.tensors[state.tensor].chunks;
+    const auto at = std::lower_bound(
+        state.chunks.begin(), state.chunks.end(), place,
+        [&](uint32_t chunk, uint64_t wanted) { return chunks[chunk].box.offset[0] < wanted; });
+    if (at == state.chunks.end() || chunks[*at].box.offset[0] != place) return std::nullopt;
+    return *at;
   }
 
   /// As far as they can be read from here.
@@ -464,28 +476,20 @@ class Unbucketing {
     if (std::find(kinds_.begin(), kinds_.end(), kMaster) == kinds_.end()) return false;
     for (const auto& [buffer, placed] : placed_)
       for (const Placed& one : placed) {
-        const DcpTensor& masters =
-            metadata_.tensors[buffer->buckets[one.bucket].tensors.at(kMaster)];
-        if (masters.dtype != DType::kF32) return false;
-        const auto master =
-            std::find_if(masters.chunks.begin(), masters.chunks.end(),
-                         [&](const DcpChunk& chunk) { return chunk.box.offset[0] == one.offset; });
+        const State& state = buffer->buckets[one.bucket].states.at(kMaster);
+        const DcpTensor& masters = metadata_.tensors[state.tensor];
         const DcpTensor& weights = metadata_.tensors[one.parameter.tensor];
-        const auto weight =
-            std::find_if(weights.chunks.begin(), weights.chunks.end(),
-                         [&](const DcpChunk& c) { return c.box == one.parameter.pieces[0]; });
-        if (master == masters.chunks.end() || weight == weights.chunks.end()) return false;
-        const uint64_t count =
-            std::min({kLooked, master->box.extent[0], one.parameter.pieces[0].volume()});
+        const std::optional<uint32_t> master = chunk_at(state, one.offset);
+        const uint32_t weight = one.parameter.pieces[0];
+        if (masters.dtype != DType::kF32 || !master) return false;
+        const uint64_t count = std::min(
+            {kLooked, masters.chunks[*master].box.extent[0], weights.chunks[weight].box.volume()});
         std::array<float, kLooked> held_master{};
         std::array<std::byte, kLooked * sizeof(float)> held{};
         const std::span floats(held_master.data(), count);
         const std::span bytes(held.data(), count * dtype_bits(weights.dtype) / 8);
-        PTC_TRY(const bool has_master,
-                read_(masters, static_cast<size_t>(master - masters.chunks.begin()),
-                      std::as_writable_bytes(floats)));
-        PTC_TRY(const bool has_weight,
-                read_(weights, static_cast<size_t>(weight - weights.chunks.begin()), bytes));
+        PTC_TRY(const bool has_master, read_(masters, *master, std::as_writable_bytes(floats)));
+        PTC_TRY(const bool has_weight, read_(weights, weight, bytes));
         if (has_master && has_weight && !is_master_of(floats, weights.dtype, bytes)) return false;
       }
     return true;
@@ -496,12 +500,10 @@ class Unbucketing {
     for (const std::string_view kind : kinds_) {
       std::map<uint32_t, std::pair<DcpTensor, uint64_t>> made;  // by parameter's: and its elements
       for (const auto& [buffer, placed] : placed_) {
-        std::vector<std::vector<uint32_t>> orders;
-        for (const Buffer::Bucket& bucket : buffer->buckets)
-          orders.push_back(in_order(metadata_.tensors[bucket.tensors.at(kind)]));
         for (const Placed& one : placed) {
           if (one.parameter.copy) continue;
-          const DcpTensor& from = metadata_.tensors[buffer->buckets[one.bucket].tensors.at(kind)];
+          const State& state = buffer->buckets[one.bucket].states.at(kind);
+          const DcpTensor& from = metadata_.tensors[state.tensor];
           const DcpTensor& parameter = metadata_.tensors[one.parameter.tensor];
           auto& [tensor, elements] = made[one.parameter.tensor];
           if (tensor.name.empty()) {
@@ -511,7 +513,7 @@ class Unbucketing {
           }
           if (tensor.dtype != from.dtype) return false;
           elements += one.parameter.elements;
-          add_runs(from, orders[one.bucket], one, tensor);
+          add_runs(from, state.chunks, parameter, one, tensor);
         }
       }
       for (auto& [number, tensor] : made) {
@@ -534,7 +536,7 @@ class Unbucketing {
   }
 
   static void add_runs(const DcpTensor& from, const std::vector<uint32_t>& order,
-                       const Placed& placed, DcpTensor& into) {
+                       const DcpTensor& parameter, const Placed& placed, DcpTensor& into) {
     const uint64_t end = placed.offset + placed.parameter.elements;
     auto at = std::upper_bound(
         order.begin(), order.end(), placed.offset,
@@ -543,7 +545,8 @@ class Unbucketing {
       const DcpChunk& chunk = from.chunks[*at];
       const uint64_t chunk_begin = chunk.box.offset[0], elements = chunk.box.extent[0];
       uint64_t piece_begin = placed.offset;
-      for (const Box& piece : placed.parameter.pieces) {
+      for (const uint32_t number : placed.parameter.pieces) {
+        const Box& piece = parameter.chunks[number].box;
         const uint64_t piece_end = piece_begin + piece.volume();
         const uint64_t run_begin = std::max(piece_begin, chunk_begin);
         const uint64_t run_end = std::min(piece_end, chunk_begin + elements);
@@ -567,12 +570,12 @@ class Unbucketing {
   const Has has_;
   const std::string prefix_;  // of its names
   uint64_t tensor_ranks_ = 1, expert_ranks_ = 1, stages_ = 1;
-  std::map<uint32_t, std::vector<Buffer>> buffers_;  // by group; in the order of stretches
-  std::string types_;                                // of all buffers
-  std::vector<std::string> kinds_;                   // of state
+  std::vector<std::vector<Buffer>> buffers_;  // by group and stretch
+  std::string types_;                         // of all buffers
+  std::vector<std::string> kinds_;            // of state
   std::map<uint64_t, std::vector<OfLayer>> layers_;
   std::map<std::string_view, uint32_t> others_;  // by name; of no layer
-  std::unordered_map<uint32_t, BoxesOf> boxes_;
+  std::unordered_map<uint32_t, ChunksOf> chunks_;
   std::vector<std::pair<const Buffer*, std::vector<Placed>>> placed_;
   std::vector<DcpTensor> new_;
 };
