@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <memory>
 #include <unordered_map>
 #include <utility>
 
@@ -176,26 +175,32 @@ std::optional<MegatronFile> said_in(int dir_fd, const Found& common) {
 }
 
 /// Reads chunks where they lie.
-ReadChunk reader_of(int dir_fd, const std::vector<Found*>& files) {
-  return [dir_fd, &files, open = std::make_shared<std::map<uint32_t, UniqueFd>>()](
-             const DcpTensor& tensor, size_t chunk, std::span<std::byte> into) -> Result<bool> {
-    const auto& [box, item] = tensor.chunks[chunk];
-    const Found& file = *files[item.file];
-    auto at = open->find(item.file);
-    if (at == open->end()) {
-      PTC_TRY(UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-      if (open->size() >= kMostOpen) open->clear();
-      at = open->emplace(item.file, std::move(fd)).first;
+ReadChunks reader_of(int dir_fd, const DcpMetadata& metadata, const std::vector<Found*>& files) {
+  return [dir_fd, &metadata,
+          &files](std::span<const ChunkRead> reads) -> Result<std::vector<std::string>> {
+    std::map<uint32_t, UniqueFd> open;
+    std::vector<std::string> held;
+    for (const ChunkRead& one : reads) {
+      const DcpTensor& tensor = metadata.tensors[one.tensor];
+      const auto& [box, item] = tensor.chunks[one.chunk];
+      const Found& file = *files[item.file];
+      auto at = open.find(item.file);
+      if (at == open.end()) {
+        PTC_TRY(UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
+        if (open.size() >= kMostOpen) open.clear();
+        at = open.emplace(item.file, std::move(fd)).first;
+      }
+      const ReadAt read = [&](uint64_t offset, std::span<std::byte> to) {
+        return read_exactly(at->second.get(), to, offset);
+      };
+      auto array = find_dcp_array(read, item, tensor.dtype, box.extent);
+      if (array.has_error())
+        return std::move(array).error().with_context(
+            fmt::format("{}: tensor {}", file.source(), ptc::quoted(tensor.name)));
+      held.emplace_back(one.bytes, '\0');
+      PTC_TRY(read(array.value().offset, std::as_writable_bytes(std::span(held.back()))));
     }
-    const ReadAt read = [&](uint64_t offset, std::span<std::byte> to) {
-      return read_exactly(at->second.get(), to, offset);
-    };
-    auto array = find_dcp_array(read, item, tensor.dtype, box.extent);
-    if (array.has_error())
-      return std::move(array).error().with_context(
-          fmt::format("{}: tensor {}", file.source(), ptc::quoted(tensor.name)));
-    PTC_TRY(read(array.value().offset, into));
-    return true;
+    return held;
   };
 }
 
@@ -304,7 +309,8 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       said = said_in(dir_fd, *common->second);
     std::optional<std::string> by_parameters;
     if (said) {
-      PTC_TRY(const auto apart, take_buckets_apart(metadata, *said, reader_of(dir_fd, files)));
+      PTC_TRY(const auto apart,
+              take_buckets_apart(metadata, *said, reader_of(dir_fd, metadata, files)));
       if (apart) {
         PTC_TRY(by_parameters, common_of(dir_fd, *common->second, *apart, files));
       }

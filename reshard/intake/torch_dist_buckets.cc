@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstring>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -158,8 +159,8 @@ enum class Has : uint8_t { kAll, kDense, kExperts };
 /// The buckets of one optimizer: of all parameters, of experts alone, or of all others.
 class Unbucketing {
  public:
-  Unbucketing(const DcpMetadata& metadata, const MegatronFile& said, const ReadChunk& read, Has has,
-              std::string prefix)
+  Unbucketing(const DcpMetadata& metadata, const MegatronFile& said, const ReadChunks& read,
+              Has has, std::string prefix)
       : metadata_(metadata), read_(read), has_(has), prefix_(std::move(prefix)) {
     const auto size = [&](std::string_view name, int64_t otherwise) {
       const int64_t said_size = said.argument(name).value_or(otherwise);
@@ -470,10 +471,11 @@ class Unbucketing {
     return *at;
   }
 
-  /// As far as they can be read from here.
+  /// By the first elements of each.
   Result<bool> masters_are_parameters() {
     constexpr uint64_t kLooked = 16;  // elements
     if (std::find(kinds_.begin(), kinds_.end(), kMaster) == kinds_.end()) return false;
+    std::vector<ChunkRead> reads;  // of each a master copy and the weight
     for (const auto& [buffer, placed] : placed_)
       for (const Placed& one : placed) {
         const State& state = buffer->buckets[one.bucket].states.at(kMaster);
@@ -482,16 +484,20 @@ class Unbucketing {
         const std::optional<uint32_t> master = chunk_at(state, one.offset);
         const uint32_t weight = one.parameter.pieces[0];
         if (masters.dtype != DType::kF32 || !master) return false;
-        const uint64_t count = std::min(
-            {kLooked, masters.chunks[*master].box.extent[0], weights.chunks[weight].box.volume()});
-        std::array<float, kLooked> held_master{};
-        std::array<std::byte, kLooked * sizeof(float)> held{};
-        const std::span floats(held_master.data(), count);
-        const std::span bytes(held.data(), count * dtype_bits(weights.dtype) / 8);
-        PTC_TRY(const bool has_master, read_(masters, *master, std::as_writable_bytes(floats)));
-        PTC_TRY(const bool has_weight, read_(weights, weight, bytes));
-        if (has_master && has_weight && !is_master_of(floats, weights.dtype, bytes)) return false;
+        const auto count = static_cast<uint32_t>(std::min(
+            {kLooked, masters.chunks[*master].box.extent[0], weights.chunks[weight].box.volume()}));
+        reads.push_back({state.tensor, *master, count * 4});
+        reads.push_back({one.parameter.tensor, weight, count * dtype_bits(weights.dtype) / 8});
       }
+    PTC_TRY(const auto held, read_(reads));
+    for (size_t i = 0; i < reads.size(); i += 2) {
+      std::array<float, kLooked> master{};
+      std::memcpy(master.data(), held[i].data(), reads[i].bytes);
+      if (!is_master_of(std::span(master).first(reads[i].bytes / 4),
+                        metadata_.tensors[reads[i + 1].tensor].dtype,
+                        std::as_bytes(std::span(held[i + 1]))))
+        return false;
+    }
     return true;
   }
 
@@ -566,7 +572,7 @@ class Unbucketing {
   }
 
   const DcpMetadata& metadata_;
-  const ReadChunk& read_;
+  const ReadChunks& read_;
   const Has has_;
   const std::string prefix_;  // of its names
   uint64_t tensor_ranks_ = 1, expert_ranks_ = 1, stages_ = 1;
@@ -588,7 +594,7 @@ bool is_optimizer_bucket(std::string_view name) {
 
 Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
                                                      const MegatronFile& said,
-                                                     const ReadChunk& read) {
+                                                     const ReadChunks& read) {
   std::map<uint32_t, std::string> optimizers;  // by number: the prefix of its names
   for (const DcpTensor& tensor : metadata.tensors) {
     if (!is_optimizer_bucket(tensor.name)) continue;

@@ -24,7 +24,9 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "reshard/checkpoint/megatron_file.h"
 #include "store/base/error.h"
@@ -35,9 +37,13 @@ namespace ptc {
 /// Whether a tensor of that name is such a bucket's.
 bool is_optimizer_bucket(std::string_view name);
 
-/// Reads from the beginning of a chunk's array. False: its file cannot be read from here.
-using ReadChunk =
-    std::function<Result<bool>(const DcpTensor& tensor, size_t chunk, std::span<std::byte> into)>;
+/// The first bytes of a chunk's array.
+struct ChunkRead {
+  uint32_t tensor = 0, chunk = 0;  // numbers in the metadata
+  uint32_t bytes = 0;
+};
+/// By read what is there.
+using ReadChunks = std::function<Result<std::vector<std::string>>(std::span<const ChunkRead>)>;
 
 /// Of buckets that were taken apart.
 struct TakenApart {
@@ -53,6 +59,6 @@ struct TakenApart {
 /// Cost: in proportion to the chunks, and to parameters × model-parallel ranks.
 Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
                                                      const MegatronFile& said,
-                                                     const ReadChunk& read);
+                                                     const ReadChunks& read);
 
 }  // namespace ptc

@@ -70,15 +70,18 @@ class Saved {
     metadata.values.push_back({"rng_state/shard_0_1", {}, {0, 8, 1}});
   }
 
-  ReadChunk reader() {
-    return
-        [this](const DcpTensor& tensor, size_t chunk, std::span<std::byte> into) -> Result<bool> {
-          const auto& array = arrays.at(tensor.chunks[chunk].item.offset);
-          if (into.size() > array.size() * sizeof(float))
-            return make_error(Code::kInternal, "read behind its end");
-          std::memcpy(into.data(), array.data(), into.size());
-          return true;
-        };
+  ReadChunks reader() {
+    return [this](std::span<const ChunkRead> reads) -> Result<std::vector<std::string>> {
+      std::vector<std::string> held;
+      for (const ChunkRead& one : reads) {
+        const DcpTensor& tensor = metadata.tensors[one.tensor];
+        const auto& array = arrays.at(tensor.chunks[one.chunk].item.offset);
+        if (one.bytes > array.size() * sizeof(float))
+          return make_error(Code::kInternal, "read behind its end");
+        held.emplace_back(reinterpret_cast<const char*>(array.data()), one.bytes);
+      }
+      return held;
+    };
   }
 
   /// Element number `at` of the whole tensor.
@@ -376,19 +379,12 @@ TEST(TorchDistBuckets, WhatDoesNotComeOutStays) {
   });
 }
 
-TEST(TorchDistBuckets, WhoCannotReadItFromHereSaysSo) {
+TEST(TorchDistBuckets, WhatCannotBeReadIsAnError) {
   Saved saved({}, 3);
-  const ReadChunk elsewhere = [](const DcpTensor&, size_t, std::span<std::byte>) -> Result<bool> {
-    return false;
-  };
-  auto apart = take_buckets_apart(saved.metadata, saved.said, elsewhere);
-  ASSERT_TRUE(apart.has_value());
-  EXPECT_TRUE(apart.value().has_value());  // by their sizes alone
-  Saved broken({}, 3);
-  const ReadChunk fails = [](const DcpTensor&, size_t, std::span<std::byte>) -> Result<bool> {
+  const ReadChunks fails = [](std::span<const ChunkRead>) -> Result<std::vector<std::string>> {
     return make_error(Code::kCorrupt, "cut short");
   };
-  EXPECT_TRUE(take_buckets_apart(broken.metadata, broken.said, fails).has_error());
+  EXPECT_TRUE(take_buckets_apart(saved.metadata, saved.said, fails).has_error());
 }
 
 }  // namespace
