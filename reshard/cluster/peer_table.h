@@ -47,6 +47,7 @@ enum class PeerMethod : uint8_t {
   kMend,
   kRefresh,
   kTake,
+  kRead,
   kHash,
   kAdopt,
   kHide,
@@ -142,6 +143,7 @@ inline constexpr std::array kAll{
     PeerRow{kRefresh,        "job/refresh",          kJob,  H::kMender,   kWhileItLives, kAgain, kMayWait, kFew},
     // Then a node that lives is asked again, while the commit has time.
     PeerRow{kTake,           "job/take",             kJob,  H::kTaken,    5s,            kAgain, kMayWait, kFew},
+    PeerRow{kRead,           "job/read",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMayWait, kMany},
     PeerRow{kHash,           "job/hash",             kJob,  H::kTaken,    kWhileItLives, kAgain, kMayWait, kMany},
     // Each time the files become images of other names; those that nobody was told of would stay.
     PeerRow{kAdopt,          "job/adopt",            kJob,  H::kTaken,    kWhileItLives, kOnce,  kMayWait, kMany},

@@ -12,6 +12,7 @@
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
 #include "reshard/intake/box_sets.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/rank_views.h"
@@ -444,7 +445,8 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
                               found[i - 1].node ? found[i - 1].node->node : "this one",
                               found[i].node ? found[i].node->node : "this one");
   PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.check_names(found); }));
-  PTC_TRY(read_tensors(request.dir_fd, found, executor, stop));
+  const FileReader reader(request.dir_fd, request.read_elsewhere, executor, stop);
+  PTC_TRY(read_tensors(reader, found, executor, stop));
   PTC_TRY(check_one_process(found, flat, here));
   PTC_TRY(for_each_tree(
       [&](const TreeFormat& tree) { return tree.settle(said.has_value(), spec, found); }));

@@ -82,6 +82,10 @@ class HashCache {
   std::atomic<uint64_t> bytes_ = 0;
 };
 
+/// Asks nodes that have files elsewhere to read_parts(), each one question; waits for all answers.
+using AskToRead = std::function<std::vector<Result<std::string>>(
+    const std::vector<std::string>& nodes, const std::vector<std::string>& requests)>;
+
 struct CommitRequest {
   int dir_fd = -1;                        // the directory with rank/ and layout.json in it
   std::string name;                       // for messages: "incoming/base"
@@ -102,6 +106,7 @@ struct CommitRequest {
   std::function<std::vector<Result<std::string>>(const std::vector<std::string>& requests,
                                                  const std::function<void(size_t i)>& hashed)>
       hash_elsewhere = {};
+  AskToRead read_elsewhere = {};  // where there are such
 };
 
 /// The files of a checkpoint that another node has taken. `listing` is what its list_files() said.
@@ -112,7 +117,11 @@ struct FilesElsewhere {
 
 /// What another node must know of a directory's files to make sense of them: names, sizes, headers.
 Result<std::string> list_files(int dir_fd);
-/// What draft_commit asks a node that listed files: the checksums of their tensors' parts.
+/// What draft_commit asks a node that listed files, where others say what is in them: bytes of
+/// them, and where in them the arrays of items lie (file_reads.h).
+Result<std::string> read_parts(int dir_fd, std::string_view request, Executor& executor,
+                               std::stop_token stop);
+/// And then: the checksums of their tensors' parts.
 Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
                                HashCache& hashes, std::stop_token stop);
 

@@ -11,6 +11,7 @@
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/json_numbers.h"
+#include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
@@ -39,6 +40,25 @@ SubTensor part_from(const json::object& text) {
     part.flat = SubTensor::Flat{dims_from(flat->as_array().at(0)),
                                 flat->as_array().at(1).to_number<uint64_t>()};
   return part;
+}
+
+/// What lies where in a file, as the node that leads has been told by others.
+Result<> take_arrays(const json::array& said, Found& file) {
+  file.told = true;
+  file.tensors.clear();
+  for (const json::value& value : said) {
+    const json::object& part = value.as_object();
+    const json::array& array = part.at("array").as_array();
+    TensorEntry entry;
+    PTC_TRY(entry.dtype, parse_dtype(std::string_view(array.at(0).as_string())));
+    entry.shape = dims_from(part.at("shape"));
+    entry.offset = array.at(1).to_number<uint64_t>();
+    PTC_TRY(entry.bytes, array_bytes(entry.shape, entry.dtype));
+    if (entry.offset > file.version.bytes || entry.bytes > file.version.bytes - entry.offset)
+      return invalid_argument("an array whose checksum is wanted is not in {}", file.source());
+    file.tensors.push_back(std::move(entry));
+  }
+  return ok();
 }
 
 Result<json::object> parse_line(std::string_view text) {
@@ -127,8 +147,12 @@ std::string hash_request(const Model& model, const FilesElsewhere& node,
       for (size_t i = 0; i < file.tensors.size(); ++i) {
         json::object part = part_text(file.parts[i]);
         part["global"] = to_array(model.tensors()[file.model_tensor[i]].shape);
+        if (file.told)
+          part["array"] =
+              json::array{json::value(dtype_name(file.tensors[i].dtype)), file.tensors[i].offset};
         tensors.push_back(std::move(part));
       }
+      if (file.told) text["told"] = true;
       text["tensors"] = std::move(tensors);
     }
     files.push_back(std::move(text));
@@ -180,7 +204,6 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
 
 Result<std::string> list_files(int dir_fd) {
   PTC_TRY(auto found, find_files(dir_fd, true));
-  PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.check_beside_others(found); }));
   PTC_TRY(check_closed(dir_fd, found));
   PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.find_sets(dir_fd, found); }));
   json::object root;
@@ -226,7 +249,8 @@ Result<std::string> list_files(int dir_fd) {
       PTC_TRY(check_outlines(outlines, kMostOutlineBytesSent));
     }
     const ReadRights rights = file.rights.value_or(ReadRights());
-    files.push_back(json::object{{"rank", file.rank},
+    // In the place of rank/ a number is this node's alone.
+    files.push_back(json::object{{"rank", in_place_of_ranks(file) ? 0 : file.rank},
                                  {"path", file.path},
                                  {"at", file.at},
                                  {"bytes", file.version.bytes},
@@ -263,6 +287,10 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
     for (const json::value& value : object.at("files").as_array()) {
       if (!value.as_object().contains("tensors")) continue;
       Found& file = found.at(value.at("number").to_number<uint32_t>());
+      if (value.as_object().contains("told")) {
+        PTC_TRY(take_arrays(value.at("tensors").as_array(), file));
+        continue;
+      }
       if (is_read_later(file.path)) {
         any_later = true;
         continue;
@@ -295,7 +323,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
           return make_error(Code::kBusy, "{} was written while it was being committed",
                             file.source());
         json::array padding;
-        if (file.set.empty() && !file.is_other_name(i)) {
+        if (file.set.empty() && !file.told && !file.is_other_name(i)) {
           PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
           for (const FoundPadding& pad : list)
             padding.push_back(json::array{to_array(pad.local.offset), to_array(pad.local.extent),

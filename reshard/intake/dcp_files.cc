@@ -8,6 +8,7 @@
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/torch_names.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/intake/torch_dist.h"
 #include "reshard/intake/torch_dist_buckets.h"
 #include "reshard/intake/torch_dist_common.h"
@@ -25,7 +26,8 @@ namespace {
 constexpr uint64_t kMostMetadataBytes = 1 << 30;
 constexpr uint64_t kMostTimesMetadata = 40, kMostOfSmallMetadata = 64 << 20;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
-constexpr size_t kMostOpen = 64;                // files at a time
+static_assert(kMostValueBytes <= FileReader::kMostBytesAsked);
+constexpr uint64_t kMostCommonBytes = 64 << 20;  // of a common.pt on another node
 constexpr std::string_view kDcpSetName = "model.safetensors";
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
@@ -37,6 +39,7 @@ struct FileItems {
   };
   std::vector<Chunk> chunks;
   std::vector<uint32_t> values;
+  std::vector<uint32_t> arrays;  // by chunk: which of those that are read has it
   std::vector<std::pair<std::string, std::string>> beside;  // DcpTable's
 };
 
@@ -99,53 +102,75 @@ Result<> check_stacks(const DcpMetadata& metadata, const Named& named, const Fou
   return ok();
 }
 
-Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& items,
-                    const Named& named, const std::string& set, Found& file) {
-  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
-    return read_exactly(fd.get(), into, offset);
-  };
-  DcpTable table;
-  std::optional<DcpArray> known;  // of several runs of it
-  uint64_t known_at = 0;
+/// Where the arrays of a file lie is read from it, and its values.
+Result<FileReads> reads_of(const DcpMetadata& metadata, FileItems& items, const Found& file) {
+  FileReads reads{&file, {}, {}};
   for (const FileItems::Chunk& at : items.chunks) {
     const DcpTensor& tensor = metadata.tensors[at.tensor];
     const DcpChunk& chunk = tensor.chunks[at.chunk];
     const DcpRun* const run = tensor.runs.empty() ? nullptr : &tensor.runs[at.chunk];
-    auto array = run != nullptr && known && known_at == chunk.item.offset
-                     ? Result<DcpArray>(*known)
-                     : find_dcp_array(read, chunk.item, tensor.dtype,
-                                      run != nullptr ? Shape{run->elements} : chunk.box.extent);
-    if (array.has_error())
-      return std::move(array).error().with_context(fmt::format(
-          "{}: tensor {}, {}", file.source(), ptc::quoted(tensor.name), chunk.box.to_string()));
-    if (!array.value().contiguous)
+    // Of several runs of one array the first asks.
+    if (run == nullptr || reads.arrays.empty() ||
+        reads.arrays.back().item.offset != chunk.item.offset)
+      reads.arrays.push_back(
+          {chunk.item, tensor.dtype, run != nullptr ? Shape{run->elements} : chunk.box.extent});
+    items.arrays.push_back(static_cast<uint32_t>(reads.arrays.size() - 1));
+  }
+  uint64_t value_bytes = 0;
+  for (const uint32_t number : items.values) {
+    const DcpItem& item = metadata.values[number].item;
+    value_bytes += item.length;
+    if (value_bytes > kMostValueBytes)
+      return invalid_argument("{}: what in it is no tensor has more than {} bytes", file.source(),
+                              kMostValueBytes);
+    reads.ranges.push_back({item.offset, item.length});
+  }
+  return reads;
+}
+
+/// What of all files is no tensor is in memory at once.
+Result<> check_values(const std::vector<FileReads>& reads) {
+  uint64_t bytes = 0;
+  for (const FileReads& of_file : reads)
+    for (const FileReads::Range& range : of_file.ranges) bytes += range.length;
+  if (bytes <= kMostOutlineBytes) return ok();
+  return invalid_argument(
+      "{} and its like: what in them is no tensor has {} bytes, and at most {} of a checkpoint are "
+      "kept",
+      reads.front().file->source(), bytes, kMostOutlineBytes);
+}
+
+Result<> take_items(const DcpMetadata& metadata, const FileItems& items, const Named& named,
+                    const std::string& set, FileParts parts, Found& file) {
+  DcpTable table;
+  for (size_t i = 0; i < items.chunks.size(); ++i) {
+    const FileItems::Chunk& at = items.chunks[i];
+    const DcpTensor& tensor = metadata.tensors[at.tensor];
+    const DcpChunk& chunk = tensor.chunks[at.chunk];
+    const FileParts::Array& array = parts.arrays[items.arrays[i]];
+    if (!array.problem.empty())
+      return invalid_argument("{}: tensor {}, {}: {}", file.source(), ptc::quoted(tensor.name),
+                              chunk.box.to_string(), array.problem);
+    if (!array.contiguous)
       return invalid_argument(
           "{}: tensor {}, {}: its elements do not follow each other, as of a transpose: save "
           ".contiguous()",
           file.source(), ptc::quoted(tensor.name), chunk.box.to_string());
-    uint64_t offset = array.value().offset, bytes = array.value().bytes;
-    if (run != nullptr) {
-      known = array.value(), known_at = chunk.item.offset;
-      offset += run->first * (dtype_bits(tensor.dtype) / 8);
-      bytes = chunk.box.volume() * (dtype_bits(tensor.dtype) / 8);
+    uint64_t offset = array.offset, bytes = array.bytes;
+    if (!tensor.runs.empty()) {
+      const uint64_t each = dtype_bits(tensor.dtype) / 8;
+      offset += tensor.runs[at.chunk].first * each;
+      bytes = chunk.box.volume() * each;
     }
     add_array(tensor, at.tensor, chunk, offset, bytes, named, table);
   }
-  uint64_t value_bytes = 0;
-  for (const uint32_t number : items.values) {
-    const DcpValue& value = metadata.values[number];
-    value_bytes += value.item.length;
-    if (value_bytes > kMostValueBytes)
-      return invalid_argument("{}: what in it is no tensor has more than {} bytes", file.source(),
-                              kMostValueBytes);
-    std::string bytes(value.item.length, '\0');
-    PTC_TRY(read(value.item.offset, std::as_writable_bytes(std::span(bytes))));
+  for (size_t i = 0; i < items.values.size(); ++i) {
+    const DcpValue& value = metadata.values[items.values[i]];
     table.values.emplace_back(
         value.path.empty()
             ? torch_path_text(std::vector<TorchStep>{{TorchStep::Kind::kKey, value.name, 0}})
             : torch_path_text(value.path),
-        std::move(bytes));
+        std::move(parts.ranges[i]));
   }
   table.beside = items.beside;
   file.header = dcp_table_text(table);
@@ -154,6 +179,7 @@ Result<> read_items(int dir_fd, const DcpMetadata& metadata, const FileItems& it
   file.boxes = std::move(table.boxes);
   file.set = set;
   file.has_tensors = true;
+  file.told = true;
   return ok();
 }
 
@@ -164,65 +190,71 @@ std::vector<TorchStep> path_of(const DcpTensor& tensor) {
 }
 
 /// What Megatron-LM says of itself in a common.pt; nullopt: it is another's, or cannot be read.
-std::optional<MegatronFile> said_in(int dir_fd, const Found& common) {
-  const auto fd = FileToHash(dir_fd, common.source(), common.version).open();
-  if (fd.has_error()) return std::nullopt;
-  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
-    return read_exactly(fd.value().get(), into, offset);
-  };
-  const auto file = TorchFile::read(read, common.version.bytes);
+std::optional<MegatronFile> said_in(const FileReader& files, const Found& common) {
+  if (common.node == nullptr) {
+    const auto read = files.open(common);
+    if (read.has_error()) return std::nullopt;
+    const auto file = TorchFile::read(read.value(), common.version.bytes);
+    return file.has_value() ? megatron_file(file.value()) : std::nullopt;
+  }
+  if (common.version.bytes > kMostCommonBytes) return std::nullopt;
+  const auto text = files.text_of(common);
+  if (text.has_error()) return std::nullopt;
+  const auto file =
+      TorchFile::read(read_at(std::as_bytes(std::span(text.value()))), common.version.bytes);
   return file.has_value() ? megatron_file(file.value()) : std::nullopt;
 }
 
-/// Reads chunks where they lie.
-ReadChunks reader_of(int dir_fd, const DcpMetadata& metadata, const std::vector<Found*>& files) {
-  return [dir_fd, &metadata,
-          &files](std::span<const ChunkRead> reads) -> Result<std::vector<std::string>> {
-    std::map<uint32_t, UniqueFd> open;
-    std::vector<std::string> held;
-    for (const ChunkRead& one : reads) {
-      const DcpTensor& tensor = metadata.tensors[one.tensor];
-      const auto& [box, item] = tensor.chunks[one.chunk];
-      const Found& file = *files[item.file];
-      auto at = open.find(item.file);
-      if (at == open.end()) {
-        PTC_TRY(UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-        if (open.size() >= kMostOpen) open.clear();
-        at = open.emplace(item.file, std::move(fd)).first;
-      }
-      const ReadAt read = [&](uint64_t offset, std::span<std::byte> to) {
-        return read_exactly(at->second.get(), to, offset);
-      };
-      auto array = find_dcp_array(read, item, tensor.dtype, box.extent);
-      if (array.has_error())
-        return std::move(array).error().with_context(
-            fmt::format("{}: tensor {}", file.source(), ptc::quoted(tensor.name)));
-      held.emplace_back(one.bytes, '\0');
-      PTC_TRY(read(array.value().offset, std::as_writable_bytes(std::span(held.back()))));
+/// Reads chunks where they lie, all in two questions a node.
+ReadChunks chunks_read_by(const FileReader& reader, const DcpMetadata& metadata,
+                          const std::vector<Found*>& files) {
+  return [&](std::span<const ChunkRead> reads) -> Result<std::vector<std::string>> {
+    std::vector<FileReads> arrays(files.size());
+    std::vector<std::vector<size_t>> asked(files.size());  // number in `reads`
+    for (size_t i = 0; i < reads.size(); ++i) {
+      const DcpTensor& tensor = metadata.tensors[reads[i].tensor];
+      const auto& [box, item] = tensor.chunks[reads[i].chunk];
+      arrays[item.file].arrays.push_back({item, tensor.dtype, box.extent});
+      asked[item.file].push_back(i);
     }
+    for (size_t f = 0; f < files.size(); ++f) arrays[f].file = files[f];
+    PTC_TRY(const auto found, reader.read(arrays));
+    std::vector<FileReads> ranges(files.size());
+    for (size_t f = 0; f < files.size(); ++f) {
+      ranges[f].file = files[f];
+      for (size_t n = 0; n < asked[f].size(); ++n) {
+        const FileParts::Array& array = found[f].arrays[n];
+        const ChunkRead& one = reads[asked[f][n]];
+        if (!array.problem.empty())
+          return invalid_argument("{}: tensor {}: {}", files[f]->source(),
+                                  ptc::quoted(metadata.tensors[one.tensor].name), array.problem);
+        ranges[f].ranges.push_back({array.offset, one.bytes});
+      }
+    }
+    PTC_TRY(auto parts, reader.read(ranges));
+    std::vector<std::string> held(reads.size());
+    for (size_t f = 0; f < files.size(); ++f)
+      for (size_t n = 0; n < asked[f].size(); ++n)
+        held[asked[f][n]] = std::move(parts[f].ranges[n]);
     return held;
   };
 }
 
 /// What common.pt is where an optimizer's state was taken apart; nullopt: it stays.
-Result<std::optional<std::string>> common_of(int dir_fd, const Found& common,
+Result<std::optional<std::string>> common_of(const FileReader& reader, const Found& common,
                                              const TakenApart& apart,
                                              const std::vector<Found*>& files) {
   std::map<uint32_t, std::string> settings;
   for (const auto& [optimizer, value] : apart.settings) {
-    if (value.item.file == DcpItem::kNone || value.item.length > kMostValueBytes)
+    const DcpItem& item = value.item;
+    if (item.file == DcpItem::kNone || item.length > kMostValueBytes)
       return std::optional<std::string>();
-    const Found& file = *files[value.item.file];
-    PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, file.source(), file.version).open());
-    std::string& archive = settings[optimizer];
-    archive.resize(value.item.length);
-    PTC_TRY(read_exactly(fd.get(), std::as_writable_bytes(std::span(archive)), value.item.offset));
+    PTC_TRY(auto parts, reader.read({{files[item.file], {}, {{item.offset, item.length}}}}));
+    settings[optimizer] = std::move(parts[0].ranges[0]);
   }
-  PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, common.source(), common.version).open());
-  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
-    return read_exactly(fd.get(), into, offset);
-  };
-  return common_of_parameters(read, common.version.bytes, settings, apart.experts_apart);
+  PTC_TRY(const std::string text, reader.text_of(common));
+  return common_of_parameters(read_at(std::as_bytes(std::span(text))), text.size(), settings,
+                              apart.experts_apart);
 }
 
 /// By tensor, in the metadata's own texts.
@@ -253,30 +285,29 @@ class NamesByDirectory {
   std::unordered_map<std::string, std::pair<std::string, std::string>> names_;
 };
 
+Error no_metadata(std::string_view path) {
+  return invalid_argument(
+      "{} is of PyTorch's distributed checkpointing, and no node has a .metadata beside it: the "
+      "checkpoint is not complete",
+      path);
+}
+
 /// Makes those files the shards of one, model.safetensors in the same directory: their tensors are
-/// read where they lie. Of files on other nodes nothing is known. kInvalidArgument: what
-/// parse_dcp_metadata() and find_dcp_array() refuse; files that are missing, or on other nodes; an
-/// array whose elements do not follow each other.
-Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std::stop_token stop) {
+/// read where they lie, on whatever nodes. kInvalidArgument: what parse_dcp_metadata() and
+/// find_dcp_array() refuse; files that are missing; an array whose elements do not follow each
+/// other.
+Result<> find_dcp(const FileReader& reader, std::vector<Found>& found, Executor& executor,
+                  std::stop_token stop) {
   std::map<std::pair<uint64_t, std::string>, Found*> by_path;
   for (Found& file : found) by_path[{file.rank, file.path}] = &file;
   const bool several = std::count_if(found.begin(), found.end(), is_dcp_metadata) > 1;
   NamesByDirectory names_by_directory;
   for (Found& index : found) {
     if (!is_dcp_metadata(index)) continue;
-    if (index.node != nullptr)
-      return invalid_argument(
-          "{} is on node {}: what dcp.save wrote is committed on the node that has it, with all of "
-          "its files",
-          index.source(), index.node->node);
     if (index.version.bytes > kMostMetadataBytes)
       return invalid_argument("{} has {} bytes; at most {} are read", index.source(),
                               index.version.bytes, kMostMetadataBytes);
-    std::string text(index.version.bytes, '\0');
-    {
-      PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, index.source(), index.version).open());
-      PTC_TRY(read_exactly(fd.get(), std::as_writable_bytes(std::span(text)), 0));
-    }
+    PTC_TRY(const std::string text, reader.text_of(index));
     auto parsed = parse_dcp_metadata(text);
     if (parsed.has_error()) return std::move(parsed).error().with_context(index.source());
     DcpMetadata& metadata = parsed.value();
@@ -288,12 +319,8 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     std::vector<uint64_t> bytes;
     for (const std::string& name : metadata.files) {
       const auto it = by_path.find({index.rank, directory + name});
-      if (it == by_path.end() || it->second->node != nullptr)
-        return invalid_argument(
-            "{} names {}{}, which is {}", index.source(), directory, name,
-            it == by_path.end() ? "missing"
-                                : "on node " + it->second->node->node +
-                                      ", and all of its files must be on the node that commits it");
+      if (it == by_path.end())
+        return invalid_argument("{} names {}{}, which is missing", index.source(), directory, name);
       files.push_back(it->second);
       bytes.push_back(it->second->version.bytes);
     }
@@ -304,15 +331,16 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
       return invalid_argument("{} has the tensors of {}, which is there too: remove one",
                               index.source(), set);
     std::optional<MegatronFile> said;
-    const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
-    if (common != by_path.end() && common->second->node == nullptr)
-      said = said_in(dir_fd, *common->second);
     std::optional<std::string> by_parameters;
+    if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
+        common != by_path.end())
+      said = said_in(reader, *common->second);
     if (said) {
       PTC_TRY(const auto apart,
-              take_buckets_apart(metadata, *said, reader_of(dir_fd, metadata, files)));
+              take_buckets_apart(metadata, *said, chunks_read_by(reader, metadata, files)));
       if (apart) {
-        PTC_TRY(by_parameters, common_of(dir_fd, *common->second, *apart, files));
+        const Found& common = *by_path.at({index.rank, directory + std::string(kTorchDistCommon)});
+        PTC_TRY(by_parameters, common_of(reader, common, *apart, files));
       }
     }
     std::vector<FileItems> items(files.size());
@@ -347,12 +375,19 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     PTC_TRY(check_stacks(metadata, named, index));
     // Its rows are what a single rank has, padding among them: more ranks pad these.
     if (said) said->arguments.erase("vocab_size");
+    std::vector<FileReads> reads;
+    for (size_t i = 0; i < files.size(); ++i) {
+      PTC_TRY(auto of_file, reads_of(metadata, items[i], *files[i]));
+      reads.push_back(std::move(of_file));
+    }
+    PTC_TRY(check_values(reads));
+    PTC_TRY(auto parts, reader.read(reads));
     PTC_TRY(executor.team().parallel_for(
         files.size(),
         [&](size_t i) {
           files[i]->naming = naming;
           if (said) files[i]->config = said->config_text();
-          return read_items(dir_fd, metadata, items[i], named, set, *files[i]);
+          return take_items(metadata, items[i], named, set, std::move(parts[i]), *files[i]);
         },
         stop));
     PTC_TRY(
@@ -367,9 +402,13 @@ Result<> find_dcp(int dir_fd, std::vector<Found>& found, Executor& executor, std
     if (values.has_error()) return std::move(values).error().with_context(index.source());
     index.index = true;
   }
-  for (const Found& file : found)
+  const bool any = std::any_of(found.begin(), found.end(), is_dcp_metadata);
+  for (Found& file : found) {
+    if (file.path.ends_with(kDcpEnding) && !any) return no_metadata(file.source());
     if (file.path.ends_with(kDcpEnding) && file.set.empty())
       return invalid_argument("{}: no .metadata beside it names it", file.source());
+    if (file.set.empty()) keep_as_it_is(file);
+  }
   return ok();
 }
 
@@ -377,23 +416,22 @@ class DcpTrees final : public TreeFormat {
  public:
   std::string_view name() const override { return "PyTorch's distributed checkpointing"; }
 
-  bool is_there(const NamesThere& names, bool /*beside_others*/) const override {
+  bool is_there(const NamesThere& names, bool beside_others) const override {
+    const auto is_of_it = [&](const std::string& name) {
+      return name == kDcpMetadata || (beside_others && is_part(name));
+    };
     return std::any_of(names.top().begin(), names.top().end(), [&](const std::string& name) {
-      return name == kDcpMetadata || names.has(fmt::format("{}/{}", name, kDcpMetadata));
+      if (is_of_it(name) || names.has(fmt::format("{}/{}", name, kDcpMetadata))) return true;
+      const auto below = beside_others ? names.in(name) : std::nullopt;
+      return below && std::any_of(below->begin(), below->end(), is_of_it);
     });
   }
   bool is_part(std::string_view path) const override { return path.ends_with(kDcpEnding); }
-  Error without_rest(std::string_view path) const override {
-    return invalid_argument(
-        "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it: the "
-        "checkpoint is not complete, or other files of it are on other nodes, and it is "
-        "committed "
-        "from one that has them all",
-        path);
-  }
+  Error without_rest(std::string_view path) const override { return no_metadata(path); }
 
   bool shows(const Found& file) const override {
-    return std::count(file.at.begin(), file.at.end(), '/') <= 1 && is_dcp_metadata(file);
+    return std::count(file.at.begin(), file.at.end(), '/') <= 1 &&
+           (is_dcp_metadata(file) || is_part(file.at));
   }
   /// Its tensors are whole, as a single process has them.
   std::optional<LayoutSpec> layout(bool said, const std::vector<Found>& found) const override {
@@ -407,11 +445,13 @@ class DcpTrees final : public TreeFormat {
   }
 
   bool reads(const std::vector<Found>& found) const override {
-    return std::any_of(found.begin(), found.end(), is_dcp_metadata);
+    return std::any_of(found.begin(), found.end(), [&](const Found& file) {
+      return is_dcp_metadata(file) || is_part(file.at);
+    });
   }
-  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+  Result<> read(const FileReader& files, std::vector<Found>& found, Executor& executor,
                 std::stop_token stop) const override {
-    return find_dcp(dir_fd, found, executor, std::move(stop));
+    return find_dcp(files, found, executor, std::move(stop));
   }
 
   /// What common.pt says, where nobody else does.

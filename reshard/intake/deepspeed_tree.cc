@@ -16,6 +16,7 @@
 #include "reshard/checkpoint/deepspeed_file.h"
 #include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/intake/dcp_files.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/intake/tree_format.h"
 #include "store/base/json.h"
 #include "store/codec/tensor_path.h"
@@ -54,11 +55,6 @@ Result<DeepSpeedTree> collect_tree(std::vector<Found>& found) {
   for (Found& file : found) {
     const auto name = deepspeed_name(file.path);
     if (!name) continue;
-    if (file.node != nullptr)
-      return invalid_argument(
-          "{} is on node {}: what DeepSpeed wrote is committed on the node that has it, with all "
-          "of its files",
-          file.source(), file.node->node);
     if (name->kind == DeepSpeedKind::kExpert)
       return invalid_argument(
           "{} has experts of DeepSpeed's MoE, whose files are not put together: save the module's "
@@ -184,6 +180,7 @@ class TreeTables {
       file->boxes = table.boxes;
       file->set = set;
       file->has_tensors = true;
+      file->told = true;
       // What is laid out for each rank later: what cannot be is refused now.
       auto read = parse_dcp_table(file->header, file->version.bytes);
       if (read.has_error()) return std::move(read).error().with_context(file->source());
@@ -214,8 +211,8 @@ struct FlatGroup {
 
 class TreeReader {
  public:
-  TreeReader(int dir_fd, DeepSpeedTree tree, Executor& executor, std::stop_token stop)
-      : dir_fd_(dir_fd), tree_(std::move(tree)), executor_(executor), stop_(std::move(stop)) {}
+  TreeReader(const FileReader& files, DeepSpeedTree tree, Executor& executor, std::stop_token stop)
+      : files_(files), tree_(std::move(tree)), executor_(executor), stop_(std::move(stop)) {}
 
   Result<> run(std::vector<Found>& found) {
     if (tree_.universal.empty() && tree_.zero.empty()) {
@@ -239,15 +236,10 @@ class TreeReader {
   }
 
  private:
-  ReadAt read_of(const UniqueFd& fd) {
-    return [&fd](uint64_t offset, std::span<std::byte> into) {
-      return read_exactly(fd.get(), into, offset);
-    };
-  }
   template <class T, class... More>
   Result<T> read(const Found& file, More... more) {
-    PTC_TRY(const UniqueFd fd, FileToHash(dir_fd_, file.source(), file.version).open());
-    auto done = T::read(read_of(fd), file.version.bytes, more...);
+    PTC_TRY(const ReadAt at, files_.open(file));
+    auto done = T::read(at, file.version.bytes, more...);
     if (done.has_error()) return std::move(done).error().with_context(file.source());
     return std::move(done).value();
   }
@@ -292,7 +284,11 @@ class TreeReader {
   }
 
   Result<> read_model_file() {
-    PTC_TRY(read_if_torch(dir_fd_, *model_file_));
+    if (model_file_->node == nullptr) {
+      PTC_TRY(read_if_torch(files_.dir_fd(), *model_file_));
+    } else if (!model_file_->header.empty()) {
+      PTC_TRY(read_outline_elsewhere(*model_file_));
+    }
     if (!model_file_->problem.empty()) return invalid_argument("{}", model_file_->problem);
     model_file_->has_tensors = !model_file_->tensors.empty();
     return ok();
@@ -713,7 +709,7 @@ class TreeReader {
     return ok();
   }
 
-  const int dir_fd_;
+  const FileReader& files_;
   DeepSpeedTree tree_;
   Executor& executor_;
   std::stop_token stop_;
@@ -776,10 +772,13 @@ class DeepSpeedTrees final : public TreeFormat {
   /// Makes the files the first rank's: the model's is model_states.pt, and is cut as other files of
   /// torch.save's; ZeRO's are shards of optim.safetensors (of stage 3, model.safetensors), whose
   /// tensors are read where they lie.
-  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+  Result<> read(const FileReader& files, std::vector<Found>& found, Executor& executor,
                 std::stop_token stop) const override {
     PTC_TRY(auto tree, collect_tree(found));
-    return TreeReader(dir_fd, std::move(tree), executor, std::move(stop)).run(found);
+    PTC_TRY(TreeReader(files, std::move(tree), executor, std::move(stop)).run(found));
+    for (Found& file : found)
+      if (!file.has_tensors) keep_as_it_is(file);
+    return ok();
   }
 };
 

@@ -65,6 +65,11 @@ struct FileSet {
   std::set<const FilesElsewhere*> nodes;  // null: here
 };
 
+bool includes(const std::set<const FilesElsewhere*>& all,
+              const std::set<const FilesElsewhere*>& some) {
+  return std::includes(all.begin(), all.end(), some.begin(), some.end(), all.key_comp());
+}
+
 std::pair<std::string, std::string> set_key(const Found& file) {
   if (!file.set.empty()) return {file.set, file.set_index};
   if (const auto numbered = numbered_file(file.path))
@@ -163,7 +168,7 @@ Result<> check_places(const std::vector<Found>& found, const std::string& here) 
 Result<> check_one_process(const std::vector<Found>& found, bool flat, const std::string& here) {
   std::map<std::pair<std::string, std::string>, FileSet> sets;
   std::vector<const Found*> weights;
-  std::set<const FilesElsewhere*> nodes;
+  std::set<const FilesElsewhere*> nodes;  // with files that no other says are of one save
   const bool unread_torch = !torch_files_count(found);
   for (const Found& file : found) {
     if (!in_place_of_ranks(file) || !has_weights(file, unread_torch)) continue;
@@ -173,7 +178,7 @@ Result<> check_one_process(const std::vector<Found>& found, bool flat, const std
     if (set.first == nullptr) set.first = &file;
     set.name = std::move(key.first);
     set.nodes.insert(file.node);
-    nodes.insert(file.node);
+    if (!file.told) nodes.insert(file.node);
     if (!file.has_tensors || !file.set.empty()) continue;
     if (const auto numbered = numbered_file(file.path)) {
       set.of = numbered->of;
@@ -189,13 +194,13 @@ Result<> check_one_process(const std::vector<Found>& found, bool flat, const std
     const auto [other, is_new] = kinds.try_emplace(without_numbers(set.name), set.first);
     if (!is_new) return of_several_ranks(*other->second, *set.first, here);
   }
-  const bool bound = std::any_of(sets.begin(), sets.end(),
-                                 [&](const auto& set) { return set.second.nodes == nodes; });
+  const bool bound = std::any_of(
+      sets.begin(), sets.end(), [&](const auto& set) { return includes(set.second.nodes, nodes); });
   if (!bound && nodes.size() > 1) {
     const Found& one = *sets.begin()->second.first;
     const auto& with_it = sets.begin()->second.nodes;
     const auto other = std::find_if(weights.begin(), weights.end(), [&](const Found* file) {
-      return !with_it.contains(file->node);
+      return !file->told && !with_it.contains(file->node);
     });
     return of_several_ranks(one, **other, here);
   }

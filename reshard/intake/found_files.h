@@ -42,6 +42,7 @@ struct Found : FileTensors {
   std::string set_index;              // of a shard: the file that names it
   std::vector<std::string> promised;  // of a shard: the tensors that the index says it holds
   // With tensors:
+  bool told = false;  // what lies where in it other files say: its own node has to be told
   uint64_t header_bytes = 0;
   std::string header;  // its outline (file_format.h)
   /// Its arrays are the parts of wholes that it says, whatever the layout is, and all ranks' files
@@ -83,6 +84,10 @@ Result<> begin_hashing(int dir_fd, std::vector<Found>& found, HashCache& hashes)
 Result<> read_header(int dir_fd, Found& file);
 /// The same of a file that may be torch.save's; what is wrong with it becomes its `problem`.
 Result<> read_if_torch(int dir_fd, Found& file);
+/// Of a file on another node, whose outline that has sent, what more this says.
+Result<> read_outline_elsewhere(Found& file);
+/// No tensors are read out of it, though its node may have looked what tensors are in it.
+void keep_as_it_is(Found& file);
 /// kInvalidArgument, naming the file that has most: the outlines of `files` have more than `limit`.
 Result<> check_outlines(std::span<const Found* const> files, uint64_t limit);
 /// Whether tensors are looked for in torch's files: where there are no others.
@@ -93,7 +98,8 @@ Result<> read_files(int dir_fd, std::vector<Found>& found, bool torch, Executor&
                     std::stop_token stop);
 /// Which files have tensors, and what these are: as the first kind of tree says that reads them
 /// (tree_format.h). All others are kept as they are.
-Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
+class FileReader;
+Result<> read_tensors(const FileReader& files, std::vector<Found>& found, Executor& executor,
                       std::stop_token stop);
 
 /// How far the job's data set is: the count in a file of this name beside rank/, or in a rank's.

@@ -90,6 +90,22 @@ Result<> read_if_torch(int dir_fd, Found& file) {
   return ok();
 }
 
+Result<> read_outline_elsewhere(Found& file) {
+  PTC_TRY(auto tensors, format_of(file.path, !file.set.empty())
+                            .tensors({file.header, file.version.bytes}, file.path, {}));
+  if (tensors.tensors.size() != file.tensors.size())
+    return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
+  tensors.tensors = std::move(file.tensors);
+  take_what_is_said(std::move(tensors), file);
+  return ok();
+}
+
+void keep_as_it_is(Found& file) {
+  file.header.clear();
+  file.header_bytes = 0;
+  file.tensors.clear();
+}
+
 Result<> check_outlines(std::span<const Found* const> files, uint64_t limit) {
   uint64_t bytes = 0;
   const Found* most = nullptr;
@@ -113,16 +129,10 @@ bool torch_files_count(const std::vector<Found>& found) {
 
 namespace {
 
-/// Of files on other nodes, whose outlines these have sent, what more these say.
 Result<> read_outlines_elsewhere(std::vector<Found>& found) {
   for (Found& file : found) {
     if (file.node == nullptr || !file.has_tensors || is_one_array(file.path)) continue;
-    PTC_TRY(auto tensors, format_of(file.path, !file.set.empty())
-                              .tensors({file.header, file.version.bytes}, file.path, {}));
-    if (tensors.tensors.size() != file.tensors.size())
-      return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
-    tensors.tensors = std::move(file.tensors);
-    take_what_is_said(std::move(tensors), file);
+    PTC_TRY(read_outline_elsewhere(file));
   }
   return ok();
 }
@@ -198,10 +208,10 @@ Result<> read_files(int dir_fd, std::vector<Found>& found, bool torch, Executor&
   return find_box_sets(found);
 }
 
-Result<> read_tensors(int dir_fd, std::vector<Found>& found, Executor& executor,
+Result<> read_tensors(const FileReader& files, std::vector<Found>& found, Executor& executor,
                       std::stop_token stop) {
   const TreeFormat* tree = find_tree([&](const TreeFormat& one) { return one.reads(found); });
-  return tree->read(dir_fd, found, executor, std::move(stop));
+  return tree->read(files, found, executor, std::move(stop));
 }
 
 }  // namespace ptc

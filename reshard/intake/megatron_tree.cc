@@ -396,6 +396,11 @@ Result<> check_ranks(const LayoutSpec& spec, const std::vector<Found>& found) {
   return ok();
 }
 
+Error of_two_iterations(const std::string& one, const std::string& other) {
+  return invalid_argument("{} and {} are of two iterations, and a checkpoint is one: move one away",
+                          one, other);
+}
+
 /// Files of such a tree get the names that they have in a checkpoint; those of a tree in the place
 /// of rank/ (`is_tree`) a number for each directory, until settle_megatron() knows their ranks.
 /// Below rank/<r>/ a directory is of such a tree if a model_optim_rng.pt is in it.
@@ -417,9 +422,7 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
     if (is_tree) {
       iterations.try_emplace(is_megatron_iteration(iteration) ? iteration : "", file.source());
       if (iterations.size() > 1)
-        return invalid_argument(
-            "{} and {} are of two iterations, and a checkpoint is one: move one away",
-            iterations.begin()->second, iterations.rbegin()->second);
+        return of_two_iterations(iterations.begin()->second, iterations.rbegin()->second);
       file.rank = ranks.try_emplace(std::string(place->directory), ranks.size()).first->second;
     } else {
       const auto known = directories.try_emplace(file.rank, std::string(place->directory)).first;
@@ -436,6 +439,25 @@ Result<> name_megatron_files(bool is_tree, std::vector<Found>& found) {
     if (!paths.emplace(file.rank, file.path).second)
       return invalid_argument("{} is there, and another {} of the same rank: remove one",
                               file.source(), file.path);
+  return ok();
+}
+
+/// The files of a tree that are in the place of rank/, on whatever nodes: a number for each
+/// directory, until settle_megatron() knows their ranks.
+Result<> number_tree(std::vector<Found>& found) {
+  std::map<std::string, uint64_t, std::less<>> ranks;  // by directory
+  std::map<std::string, const Found*, std::less<>> iterations;
+  for (Found& file : found) {
+    if (!is_in_tree(file)) continue;
+    const std::string directory(place_of(file)->directory);
+    const std::string iteration = directory.substr(0, directory.find('/'));
+    iterations.try_emplace(is_megatron_iteration(iteration) ? iteration : "", &file);
+    if (iterations.size() > 1) {
+      const Found &one = *iterations.begin()->second, &other = *iterations.rbegin()->second;
+      return of_two_iterations(one.source(), other.source());
+    }
+    file.rank = ranks.try_emplace(directory, ranks.size()).first->second;
+  }
   return ok();
 }
 
@@ -513,20 +535,13 @@ class MegatronTrees final : public TreeFormat {
   Result<> name_files(bool in_place, std::vector<Found>& found) const override {
     return name_megatron_files(in_place, found);
   }
-  Result<> check_beside_others(const std::vector<Found>& found) const override {
-    for (const Found& file : found)
-      if (is_in_tree(file))
-        return invalid_argument(
-            "{} is in a tree of Megatron's, which is committed on the node that has all of it, if "
-            "no other has files of that name",
-            file.at);
-    return ok();
-  }
 
   bool shows(const Found& file) const override { return megatron_place(file.at).has_value(); }
   bool says_ranks(const std::vector<Found>& found) const override {
     return std::any_of(found.begin(), found.end(), [&](const Found& file) { return shows(file); });
   }
+
+  Result<> join_sets(std::vector<Found>& found) const override { return number_tree(found); }
 
   // Its models are read as torch.save's; they have what lies where in the distributed optimizer's.
   bool is_read_later(std::string_view path) const override { return is_megatron_buckets(path); }

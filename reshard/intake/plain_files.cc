@@ -30,12 +30,12 @@ class PlainFiles final : public TreeFormat {
 
   bool reads(const std::vector<Found>&) const override { return true; }
   /// Arrays, or where there are none what torch.save wrote.
-  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+  Result<> read(const FileReader& files, std::vector<Found>& found, Executor& executor,
                 std::stop_token stop) const override {
     const bool torch = torch_files_count(found);
     for (Found& file : found)
       file.has_tensors = torch ? may_be_torch(file.path) : is_one_array(file.path);
-    return read_files(dir_fd, found, torch, executor, std::move(stop));
+    return read_files(files.dir_fd(), found, torch, executor, std::move(stop));
   }
 };
 

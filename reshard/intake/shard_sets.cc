@@ -162,10 +162,10 @@ class SafetensorsSets final : public TreeFormat {
   bool reads(const std::vector<Found>& found) const override {
     return std::any_of(found.begin(), found.end(), holds_tensors);
   }
-  Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+  Result<> read(const FileReader& files, std::vector<Found>& found, Executor& executor,
                 std::stop_token stop) const override {
     for (Found& file : found) file.has_tensors = holds_tensors(file);
-    return read_files(dir_fd, found, false, executor, std::move(stop));
+    return read_files(files.dir_fd(), found, false, executor, std::move(stop));
   }
 
   Result<> check_whole(const std::vector<Found>& found) const override {

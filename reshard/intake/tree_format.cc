@@ -49,7 +49,8 @@ Error TreeFormat::without_rest(std::string_view path) const {
   return make_error(Code::kInternal, "{} is no part of {}", path, name());
 }
 
-Result<> TreeFormat::read(int, std::vector<Found>&, Executor&, std::stop_token) const {
+Result<> TreeFormat::read(const FileReader&, std::vector<Found>&, Executor&,
+                          std::stop_token) const {
   return make_error(Code::kInternal, "{} is read by others", name());
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "reshard/exec/executor.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/intake/found_files.h"
 #include "reshard/ptc/layout.h"
 #include "store/base/error.h"
@@ -63,9 +64,6 @@ class TreeFormat {
   virtual Result<> name_files(bool /*in_place*/, std::vector<Found>&) const { return ok(); }
   /// Marks what belongs together, as far as this node's files say.
   virtual Result<> find_sets(int /*dir_fd*/, std::vector<Found>&) const { return ok(); }
-  /// kInvalidArgument: a tree of this kind is committed on the node that has all of it, and this is
-  /// not it. A kind that is known by reading alone says so in read().
-  virtual Result<> check_beside_others(const std::vector<Found>&) const { return ok(); }
 
   // With the files of all nodes, before they are read.
 
@@ -79,6 +77,7 @@ class TreeFormat {
   virtual std::optional<LayoutSpec> layout(bool /*said*/, const std::vector<Found>&) const {
     return std::nullopt;
   }
+  /// Marks what belongs together, and gives what lies in the place of rank/ numbers of all nodes.
   virtual Result<> join_sets(std::vector<Found>&) const { return ok(); }
   virtual Result<> check_names(const std::vector<Found>&) const { return ok(); }
 
@@ -88,7 +87,7 @@ class TreeFormat {
   /// has them, and what is no tensor to it is kept as it is.
   virtual bool reads(const std::vector<Found>&) const { return false; }
   /// kInvalidArgument: what is missing, does not fit together, or is not supported, and what to do.
-  virtual Result<> read(int dir_fd, std::vector<Found>& found, Executor& executor,
+  virtual Result<> read(const FileReader& files, std::vector<Found>& found, Executor& executor,
                         std::stop_token stop) const;
   /// Whether a file of torch.save's is none that can be read alone, and read_rest() reads it.
   virtual bool is_read_later(std::string_view /*path*/) const { return false; }

@@ -417,6 +417,13 @@ Result<> CommitAttempt::draft() {
     };
     return job_.peers.ask_all(nodes, PeerMethod::kHash, bodies, stop_.get_token(), {}, then);
   };
+  request.read_elsewhere = [&](const std::vector<std::string>& asked,
+                               const std::vector<std::string>& requests) {
+    std::vector<std::string> bodies;
+    for (const std::string& one : requests)
+      bodies.push_back(json::serialize(json::object{{"id", id_}}) + "\n" + one);
+    return job_.peers.ask_all(asked, PeerMethod::kRead, bodies, stop_.get_token());
+  };
   const auto deadline = started_ + kWaitForRelease;
   auto draft_now = [&] {
     return draft_commit(request, files, *job_.place.services.executor, job_.hashing.hashes(),

@@ -16,7 +16,7 @@
 //   refresh  {"id"}: damaged bytes were mended; answered when nobody here reads the wrong ones any
 //            more
 //   uses     {"id"} → "yes" while a file of the checkpoint is open here
-//   take, hash, adopt, hide, untake, rights: taken_dirs.h
+//   take, read, hash, adopt, hide, untake, rights: taken_dirs.h
 //   commit   {"id"} → "open", "committed" or "given up"; asked of the node that leads
 //
 // A request is a line of JSON, and bytes behind it where it has some. In front of it is a line that

@@ -198,6 +198,8 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
         "node {} has nothing of this commit any more, as somebody wrote it again: move "
         "it once more",
         place_.services.node);
+  if (method == PeerMethod::kRead)
+    return read_parts(share->directory(), rest, *place_.services.executor, stop_.get_token());
   if (method == PeerMethod::kHash)
     return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
                       stop_.get_token());

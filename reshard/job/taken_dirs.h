@@ -3,6 +3,7 @@
 //
 //   take    {"id", "incoming", "from", "fence"} → list_files(), or nothing if there is no such
 //           directory here
+//   read    {"id"} '\n' request → read_parts()
 //   hash    {"id"} '\n' request → hash_files()
 //   adopt   {"id", "files"} → the images that the files became
 //   hide    {"id"}: right before the decision

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <deque>
 #include <filesystem>
 #include <latch>
 #include <memory>
@@ -12,8 +11,6 @@
 
 #include "reshard/job/job_record.h"
 #include "store/base/json.h"
-#include "store/codec/torch_compose.h"
-#include "store/codec/torch_file.h"
 #include "tests/reshard/cluster_fixture.h"
 #include "tests/support/becomes.h"
 
@@ -128,78 +125,6 @@ TEST_F(ClusterTest, TorchFilesMayBeWrittenOnAnyNode) {
   edit(2, other);
   cluster_.wait_settled();
   expect_everywhere({0, 1, 2}, spec_of(other));
-}
-
-/// Of torch.save's, with zeros in its tensors.
-class ZerosFile {
- public:
-  using Kind = TorchStep::Kind;
-  static TorchStep key(std::string_view name) { return {Kind::kKey, std::string(name), 0}; }
-  void add(std::vector<TorchStep> path, Shape shape) {
-    values_.push_back({std::move(path)});
-    values_.back().dtype = DType::kF32;
-    values_.back().shape = shape;
-  }
-  /// `opcodes`: of a pickle.
-  void add(std::vector<TorchStep> path, const std::string& opcodes) {
-    texts_.push_back("\x80\x02" + opcodes + ".");
-    pickles_.push_back(Pickle::parse(texts_.back()).value());
-    values_.push_back({std::move(path), &pickles_.back(), pickles_.back().root()});
-  }
-  std::string bytes() const {
-    const TorchLayout made = compose_torch_file(values_).value();
-    std::string file(made.zip.file_bytes, '\0');
-    for (const ZipWriter::Piece& piece : made.zip.pieces)
-      file.replace(piece.offset, piece.bytes.size(), piece.bytes);
-    return file;
-  }
-
- private:
-  std::vector<TorchPathValue> values_;
-  std::deque<std::string> texts_;
-  std::deque<Pickle> pickles_;
-};
-
-/// A stage of two, with the distributed optimizer's state, as Megatron-LM saves it.
-void write_megatron_stage(const std::string& directory) {
-  const auto text = [](std::string_view value) {
-    return std::string("U") + static_cast<char>(value.size()) + std::string(value);
-  };
-  ZerosFile model, state;
-  model.add({ZerosFile::key("args")}, "cargparse\nNamespace\n)\x81}(" + text("num_layers") + "K\2" +
-                                          text("pipeline_model_parallel_size") + "K\2ub");
-  model.add({ZerosFile::key("checkpoint_version")}, "K\3");
-  model.add({ZerosFile::key("model"), ZerosFile::key("decoder.layers.0.input_layernorm.weight")},
-            Shape{10});
-  const TorchStep buffer{ZerosFile::Kind::kNumberKey, {}, 0},
-      types{ZerosFile::Kind::kTypesKey, "torch.float32,torch.float32", 0};
-  state.add({ZerosFile::key("buckets_coalesced")}, "\x88");
-  for (const char* key : {"param", "exp_avg", "exp_avg_sq"})
-    state.add({buffer, types, ZerosFile::key(key)}, Shape{10});
-  std::filesystem::create_directories(directory);
-  write_file(directory + "/model_optim_rng.pt", model.bytes());
-  write_file(directory + "/distrib_optim.pt", state.bytes());
-}
-
-/// What lies where in the optimizer's file the model beside it says, on the node that has both.
-TEST_F(ClusterTest, MegatronsDistributedOptimizerMayBeWrittenOnAnyNode) {
-  ASSERT_TRUE(cluster_.store(0).create_job("job").has_value());
-  const std::string text = R"({"tp": 1, "pp": 2, "dp": 1})";
-  edit(0, text);
-  cluster_.wait_settled();
-  for (unsigned node : {0u, 1u})
-    write_megatron_stage(fmt::format("{}/rank/{}", incoming(node), node));
-  const std::string file = read_file(incoming(1) + "/rank/1/distrib_optim.pt");
-  commit(0);
-  cluster_.wait_settled();
-  const JobRef job = cluster_.job(2, "job");
-  const CheckpointRef checkpoint = job->find_checkpoint("base");
-  EXPECT_EQ(read_content(*checkpoint->rank_files(spec_of(text), 1).value(), "distrib_optim.pt"),
-            file);
-  edit(2, R"({"tp": 1, "pp": 1, "dp": 1})");
-  cluster_.wait_settled();
-  EXPECT_EQ(checkpoint->model().tensors().size(), 8u);
-  EXPECT_TRUE(job->verify("base").has_value());
 }
 
 /// As two replicas of two ranks of FSDP have them: rows by halves, which their files say.

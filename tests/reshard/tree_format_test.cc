@@ -196,33 +196,23 @@ TEST(TreeFormats, APartWithoutTheRestIsRefused) {
   EXPECT_EQ(tree_of_part("__0_0.distcp"), &dcp_trees());
   for (const char* other : {".metadata", "model.safetensors", "model.pt", "rank", ""})
     EXPECT_EQ(tree_of_part(other), nullptr) << other;
+  for (const char* name : {"__0_0.distcp", "iter_0000100/__0_0.distcp"}) {
+    const TreeOfNames tree({name, "config.json"});
+    // The rest may be on another node.
+    const auto beside_others = find_files(tree.fd(), true);
+    ASSERT_TRUE(beside_others.has_value()) << beside_others.error().message();
+    EXPECT_EQ(beside_others.value().size(), 2u);
+    EXPECT_EQ(find_tree([&](const TreeFormat& row) { return row.is_there(tree.names(), true); }),
+              &dcp_trees());
+    EXPECT_EQ(find_tree([&](const TreeFormat& row) { return row.reads(beside_others.value()); }),
+              &dcp_trees());
+  }
   const TreeOfNames tree({"__0_0.distcp", "config.json"});
-  for (const bool beside_others : {false, true}) {
-    const auto found = find_files(tree.fd(), beside_others);
-    ASSERT_TRUE(found.has_error());
-    EXPECT_EQ(found.error().message(),
-              "__0_0.distcp is of PyTorch's distributed checkpointing, and there is no .metadata "
-              "beside it: the checkpoint is not complete, or other files of it are on other nodes, "
-              "and it is committed from one that has them all");
-  }
-}
-
-TEST(TreeFormats, OnlyWhatIsKnownByNamesRefusesOtherNodes) {
-  for (const NamedTree& example : examples()) {
-    SCOPED_TRACE(example.files.front());
-    const TreeOfNames tree(example.files);
-    const std::vector<Found> found = found_in(tree);
-    for (const TreeFormat* row : tree_formats()) {
-      const bool refused = row == &megatron_trees() && row == example.tree;
-      EXPECT_EQ(row->check_beside_others(found).has_error(), refused) << row->name();
-    }
-  }
-  const TreeOfNames tree(examples().front().files);
-  const auto listed = list_files(tree.fd());
-  ASSERT_TRUE(listed.has_error());
-  EXPECT_EQ(listed.error().message(),
-            "iter_0000100/mp_rank_00_001/model_optim_rng.pt is in a tree of Megatron's, which is "
-            "committed on the node that has all of it, if no other has files of that name");
+  const auto found = find_files(tree.fd());
+  ASSERT_TRUE(found.has_error());
+  EXPECT_EQ(found.error().message(),
+            "__0_0.distcp is of PyTorch's distributed checkpointing, and no node has a .metadata "
+            "beside it: the checkpoint is not complete");
 }
 
 TEST(TreeFormats, AStepOfNoneLeavesAllAsItIs) {

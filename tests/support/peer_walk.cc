@@ -25,6 +25,7 @@ std::string request_of(PeerMethod method) {
       return R"({"id": "4567", "incoming": "base", "from": "w0", "fence": 1})";
     case PeerMethod::kAdopt:
       return R"({"id": "4567", "files": []})";
+    case PeerMethod::kRead:
     case PeerMethod::kHash:
       return R"({"id": "4567"})"
              "\n{}";
@@ -93,6 +94,7 @@ std::vector<std::string> expected_answers(bool is_there) {
       "job/mend: busy",
       "job/refresh: ''",
       "job/take: ''",
+      "job/read: conflict",
       "job/hash: conflict",
       "job/adopt: conflict",
       "job/hide: conflict",
