@@ -287,8 +287,8 @@ class NamesByDirectory {
 
 Error no_metadata(std::string_view path) {
   return invalid_argument(
-      "{} is of PyTorch's distributed checkpointing, and no node has a .metadata beside it: the "
-      "checkpoint is not complete",
+      "{} is of PyTorch's distributed checkpointing, and there is no .metadata beside it, on any "
+      "node: the checkpoint is not complete",
       path);
 }
 

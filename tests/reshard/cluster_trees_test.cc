@@ -237,7 +237,7 @@ TEST_F(TreesTest, WhatOfItIsMissingIsNamed) {
   std::filesystem::remove(incoming(1) + "/" + last->first);
   std::filesystem::remove(incoming(0) + "/.metadata");
   for (unsigned leader = 0; leader < 3; ++leader)
-    EXPECT_THAT(refusal(leader), HasSubstr("no node has a .metadata beside it"));
+    EXPECT_THAT(refusal(leader), HasSubstr("there is no .metadata beside it, on any node"));
   put(2, ".metadata", saved_[".metadata"]);
   commit(1);
   cluster_.wait_settled();

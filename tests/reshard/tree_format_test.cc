@@ -211,8 +211,8 @@ TEST(TreeFormats, APartWithoutTheRestIsRefused) {
   const auto found = find_files(tree.fd());
   ASSERT_TRUE(found.has_error());
   EXPECT_EQ(found.error().message(),
-            "__0_0.distcp is of PyTorch's distributed checkpointing, and no node has a .metadata "
-            "beside it: the checkpoint is not complete");
+            "__0_0.distcp is of PyTorch's distributed checkpointing, and there is no .metadata "
+            "beside it, on any node: the checkpoint is not complete");
 }
 
 TEST(TreeFormats, AStepOfNoneLeavesAllAsItIs) {
