@@ -13,7 +13,6 @@ import io
 import json
 import os
 import pickle
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import zipfile
 
 import bench
 from bench import mount
-from goals import verdict
+from goals import judge, verdict
 
 torch = mount.require("torch")
 from torch.distributed.checkpoint.filesystem import _StorageInfo  # noqa: E402
@@ -154,8 +153,7 @@ def main():
     ratios.print()
     print("bytes of memory for one of the file")
     memory.print()
-    for what, goal in GOALS.items():
-        print(f"{what}: {verdict(statistics.median(ratios.values[what]), goal, 'see the other ratios', form='.3f')}")
+    judge(ratios, GOALS, "see the other ratios", form=".3f")
     most = max(max(values) for values in memory.values.values())
     print(f"memory, most: {verdict(most, MEMORY, 'of one kind of file', form='.1f')}")
 

@@ -16,7 +16,7 @@ layout, each with torch, have their own tensors in memory of their own:
   gloo               the tensors are in the memory of the four processes, and go from each to whom they belong
 
 Times are from a barrier on until the last process is done; peers' are multiples of ptcfs's of the round. Bytes read are
-those of the first: multiples of what the new ranks' tensors have.
+those of the first: multiples of what the new ranks' tensors have. At the end is said which goals were reached.
 """
 import argparse
 import json
@@ -29,6 +29,7 @@ import time
 
 import bench
 from bench import mount
+from goals import judge
 
 torch = mount.require("torch")
 safetensors = mount.require("safetensors")
@@ -43,6 +44,10 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import ptc  # noqa: E402
 
 BEFORE = 4
+FASTER = 1.01  # than a peer, by as much as is printed
+PEERS = ("safetensors slices", "torch DCP", "torch DCP, HF", "gloo")
+AT_ONCE = 0.7
+REASON = "see how far the rounds are apart: memory that the host has taken back in the pauses costs whoever touches it first"
 
 
 def cut_by_tp(name):
@@ -300,6 +305,8 @@ def main():
             ratios.add("gloo / ptcfs", measure(max(ranks, BEFORE), by_gloo, tensors, given.to) / base)
         print(f"tp{BEFORE} -> {given.to} of {given.mib} MiB")
         ratios.print()
+        judge(ratios, {f"{peer} / ptcfs": FASTER for peer in PEERS}, REASON, at_least=True)
+        judge(ratios, {"ptcfs, at once / reshard": AT_ONCE}, REASON)
 
 
 if __name__ == "__main__":

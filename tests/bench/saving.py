@@ -11,7 +11,7 @@ on until the last process is done:
   dcp.save           DTensors of the four, to a tmpfs
 
 Each way keeps its last save until the next one is there, as training does; the first two are not timed. Printed are
-ptcfs's times as multiples of theirs, of the same round.
+ptcfs's times as multiples of theirs, of the same round, and which goals were reached.
 """
 import os
 import shutil
@@ -19,6 +19,7 @@ import time
 
 import bench
 from bench import mount
+from goals import judge
 
 torch = mount.require("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -29,6 +30,7 @@ import peers  # noqa: E402
 from peers import ptc  # noqa: E402
 
 RANKS = peers.BEFORE
+GOALS = {"ptcfs / torch.save": 1.3, "ptcfs / dcp.save": 0.5}
 
 
 def own_part(rank, tensors):
@@ -89,6 +91,7 @@ def main():
             ratios.add("ptcfs / dcp.save", ours / by_dcp_save)
         print(f"{given.mib} MiB of {RANKS} processes, saved and committed")
         ratios.print()
+        judge(ratios, GOALS, peers.REASON)
 
 
 if __name__ == "__main__":
