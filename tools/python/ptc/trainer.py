@@ -6,28 +6,31 @@
 """
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
 from concurrent.futures import Future
 from typing import Any, Optional, Union
 
 from transformers import TrainerCallback
 
-from . import group
+from . import group, trees
 from .job import Job, remove
 from .loading import load
 from .optimizer import load_optimizer_state, optimizer_state
-from .saving import commit, save
+from .saving import commit, save, write_file
+
+_ALONE = {"tp": 1, "pp": 1, "dp": 1}
+_SHARDED = "pytorch_model_fsdp"  # directories of such names are FSDP's sharded state, which dcp.load reads
 
 
 class Callback(TrainerCallback):
     """Commits each checkpoint-<step> that the Trainer has saved, its optimizer's state by the names of parameters.
 
     An `output_dir` in the job's incoming/ makes that a rename, and each byte is written once; otherwise files are
-    copied. optimizer.pt, which goes by numbers, is left out; all else is kept. Of a Trainer whose ranks have the whole
-    model: one process, or DDP. For FSDP there are `ptc.Writer` and `ptc.Reader`. CommitError and OSError end the
-    training.
+    copied. optimizer.pt, which goes by numbers, is left out; all else is kept. What ranks have written on other nodes
+    than that of rank 0 belongs to it, too: files stay on their node, and directories, which ranks write together, are
+    brought to rank 0's. One process, DDP, or FSDP with SHARDED_STATE_DICT. CommitError and OSError end the training.
 
     The best model is loaded at the end from where it was committed, if the Trainer was asked to, and its
     save_total_limit holds for the checkpoint-<step> of the job. In output_dir nothing stays, so training goes on from
@@ -41,40 +44,48 @@ class Callback(TrainerCallback):
 
     @property
     def latest(self) -> Optional[str]:
-        """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it. None: there is none.
-        All ranks ask, and get the same.
+        """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it; of FSDP's sharded
+        state, for any number of ranks. None: there is none. All ranks ask, and get the same.
         """
-        newest = self.job.newest
-        if group.world_size() > 1:
-            newest = group.prepare().together(lambda: self.job.newest, here=True)
-        return None if newest is None else os.path.join(os.path.dirname(newest), "tp1-pp1-dp1", "rank", "0")
+        def newest() -> Optional[str]:
+            names = self.job.checkpoints()
+            return os.path.relpath(self._place(names[-1]), self.job.path) if names else None
+        found = group.prepare().together(newest, here=True)
+        return None if found is None else self.job.file(found)
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         name = f"checkpoint-{state.global_step}"
         self._check(args)
-        where = self.job.begin(name)
+        processes = group.prepare()
+        where, source = self.job.begin(name), os.path.join(args.output_dir, name)
         if name == os.path.basename(state.best_model_checkpoint or "") or (
                 getattr(state, "best_global_step", None) == state.global_step):
-            state.best_model_checkpoint = self._alone(name)
+            state.best_model_checkpoint = self.job.file("checkpoints", name, "dcp") if _is_sharded(source) else self._alone(name)
         moved: "Future[None]" = Future()
         try:
+            trees.move(processes, source, os.path.join(where, "rank", "0"))
             if group.rank() == 0:
-                self._move(os.path.join(args.output_dir, name), where, model, optimizer)
-                state.save_to_json(os.path.join(where, "rank", "0", "trainer_state.json"))  # which says where the best is
+                self._finish(where, state, model, optimizer)
             moved.set_result(None)
         except Exception as error:  # pylint: disable=broad-except
             moved.set_exception(error)  # all ranks are told so in commit()
         commit(where, after=moved, overwrite=self.overwrite)
-        group.prepare().together(lambda: self._remove_oldest(args.save_total_limit, state.best_model_checkpoint), here=True)
+        processes.together(lambda: self._remove_oldest(args.save_total_limit, state.best_model_checkpoint), here=True)
 
     def _alone(self, name: str) -> str:
         """A checkpoint as one rank has it."""
         return self.job.file("checkpoints", name, "layouts/tp1-pp1-dp1/rank/0")
 
+    def _place(self, name: str) -> str:
+        """A checkpoint as the Trainer takes it."""
+        sharded = self.job.file("checkpoints", name, "dcp")
+        return sharded if _is_sharded(sharded) else self._alone(name)
+
     def _remove_oldest(self, limit: Optional[int], best: Optional[str]) -> None:
         """As the Trainer does in output_dir: never the newest, nor the best."""
         names = [name for name in self.job.checkpoints() if re.fullmatch(r"checkpoint-\d+", name)]
-        removable = [name for name in names[:-1] if best is None or os.path.normpath(best) != self._alone(name)]
+        kept = None if best is None else os.path.relpath(best, self.job.file("checkpoints")).split(os.sep)[0]
+        removable = [name for name in names[:-1] if name != kept]
         for name in removable[:max(0, len(names) - limit)] if limit and limit > 0 else ():
             remove(self.job.file("checkpoints", name))
 
@@ -84,16 +95,17 @@ class Callback(TrainerCallback):
                              "in it, like incoming/trainer")
 
     @staticmethod
-    def _move(source: str, where: str, model: Any, optimizer: Any) -> None:
+    def _finish(where: str, state: Any, model: Any, optimizer: Any) -> None:
+        """What rank 0 adds to what the Trainer wrote."""
         target = os.path.join(where, "rank", "0")
-        os.makedirs(os.path.dirname(target))
-        if os.stat(source).st_dev == os.stat(where).st_dev:
-            os.rename(source, target)
-        else:
-            shutil.copytree(source, target)
+        write_file(os.path.join(where, "layout.json"), json.dumps(_ALONE).encode())
         if optimizer is not None and os.path.exists(os.path.join(target, "optimizer.pt")):
             os.unlink(os.path.join(target, "optimizer.pt"))
-            save({"optim": optimizer_state(model, optimizer)}, where, rank=0, layout={"tp": 1, "pp": 1, "dp": 1})
+            save({"optim": optimizer_state(model, optimizer)}, where, rank=0, layout=_ALONE)
+        config = os.path.join(target, "config.json")
+        if not os.path.exists(config) and hasattr(getattr(model, "config", None), "to_json_string"):  # rules go by it
+            write_file(config, model.config.to_json_string().encode())
+        state.save_to_json(os.path.join(target, "trainer_state.json"))  # which says where the best is
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None,
                        lr_scheduler: Any = None, **kwargs: Any) -> None:
@@ -118,3 +130,11 @@ class Callback(TrainerCallback):
         resumed = processes.each(resume, "not resumed, for another rank could not load", here=True)
         if len(set(processes.gather(resumed, here=True))) > 1:
             raise OSError(f"{where} was found by some ranks, and not by others")
+
+
+def _is_sharded(directory: str) -> bool:
+    """Whether FSDP's sharded state is in it."""
+    try:
+        return any(name.startswith(_SHARDED) and os.path.isdir(os.path.join(directory, name)) for name in os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
