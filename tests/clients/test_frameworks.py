@@ -93,6 +93,17 @@ model = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=48, num_h
 samples = [{"input_ids": torch.tensor([n % 7, 1, 2, 3]), "labels": torch.tensor([n % 7, 1, 2, 3])} for n in range(64)]
 """
 
+ACCELERATE = """
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 7, bias=False))
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+def train(model, adam, accelerator):
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(2, 6)).square().sum()); adam.step(); adam.zero_grad()
+def everything():
+    return [x.detach() for p in plain.parameters() for x in (p, adam.state[p]["exp_avg"], adam.state[p]["exp_avg_sq"])]
+"""
+
 LIGHTNING = """
 import lightning.pytorch as lightning
 class Module(lightning.LightningModule):
@@ -127,6 +138,25 @@ class Frameworks(mount.TestCase):
             if importlib.util.find_spec(module) is None:
                 self.skipTest(f"Python has no {module} here")
 
+    @classmethod
+    def tearDownClass(cls):
+        print("pages:", "; ".join(f"{title} {cls.came_out.get(name, 'not asked for')}" for title, name in cls.tests_of_pages()))
+
+    @staticmethod
+    def tests_of_pages():
+        return [(title, "test_" + title.lower().replace("-", "_")) for title in sorted(pages())]
+
+    came_out = {}  # by test: whether a page was run, or why not
+
+    def run(self, result=None):
+        skipped = len(result.skipped)
+        failed = len(result.failures) + len(result.errors)
+        super().run(result)
+        self.came_out[self._testMethodName] = (
+            f"skipped ({result.skipped[-1][1]})" if len(result.skipped) > skipped
+            else "failed" if len(result.failures) + len(result.errors) > failed else "run")
+        return result
+
     def run_ranks(self, size, *parts, group=False):
         """Runs the parts, one behind the other, in each of `size` processes."""
         body = "\n".join(parts).replace("/mnt/ptc", self.mount.path)
@@ -139,10 +169,13 @@ class Frameworks(mount.TestCase):
         return ptc.Job.create(os.path.join(self.mount.path, name), **layout)
 
     def test_every_page_is_run(self):
-        self.assertEqual(sorted(self.pages), ["DeepSpeed", "FSDP2", "Lightning", "Megatron-LM", "PEFT", "Trainer", "vLLM"])
+        self.assertEqual(sorted(self.pages), ["DeepSpeed", "FSDP2", "Lightning", "Megatron-LM", "PEFT", "Trainer", "accelerate", "vLLM"])
         tested = {name for name in dir(self) if name.startswith("test_")}
-        for title in self.pages:
-            self.assertIn("test_" + title.lower().replace("-", "_"), tested)
+        for _, name in self.tests_of_pages():
+            self.assertIn(name, tested)
+        for title, blocks in self.pages.items():
+            for block in blocks:
+                self.assertLessEqual(len([line for line in block.splitlines() if line]), 10, title)
 
     def test_fsdp2(self):
         save, load, dcp = self.pages["FSDP2"]
@@ -212,6 +245,16 @@ dist.barrier()""", group=True)
                 for size in (1, 2):
                     self.run_ranks(size, "meet += '.deepspeed'", engine, "step()", load.replace("/mnt/ptc/zero", name),
                                    f"same(everything(), torch.load({keep!r}))", group=True)
+
+    def test_accelerate(self):
+        self.need("accelerate")
+        page, = self.pages["accelerate"]
+        job, whole = self.job("accelerate", dp=2), self.temporary("whole.pt")
+        self.run_ranks(2, ACCELERATE, "resumes, name = False, 'step2'", page, f"if rank == 0: torch.save(everything(), {whole!r})")
+        for size in (2, 1):
+            job.set_layout(dp=size)
+            resumed = f"def train(*_): same(everything(), torch.load({whole!r}))"
+            self.run_ranks(size, ACCELERATE, f"resumes, name = True, 'step4-{size}'", resumed, page, group=True)
 
     def test_trainer(self):
         self.need("transformers", "accelerate")
