@@ -310,19 +310,50 @@ class Trees(mount.TestCase):
                     self.assertIs(state["optimizer_state_dict"]["overflow"], False)
 
     def test_beside_files_of_safetensors(self):
-        """As the Trainer leaves it: those have the model, and that nothing cuts ZeRO's is said."""
-        for number, below in enumerate(("", "/rank/0")):
+        """As the Trainer leaves it: those have the model, DeepSpeed's the state of its parameters."""
+        for number, (below, stage_3) in enumerate((("", False), ("/rank/0", False), ("", True))):
             job = self.mount.job(f"trainer-{number}")
             top = job.incoming("base") + below
             self.model.write_hf(top)
+            if stage_3:
+                self.trained.save_stage_3(top + "/global_step100", 2)
+            else:
+                self.trained.save_flat(lambda rank, top=top: top + "/global_step100", 2)
+            self.beside(top)
+            of_model = "global_step100/mp_rank_00_model_states.pt"
+            kept = {} if stage_3 else {of_model: mount.digests(top)[of_model]}
+            job.commit("base")
+            self.expect_hf(job, self.model.tensors)
+            self.expect_state(job)
+            found = mount.digests(job.rank_file("base", "tp1-pp1-dp1", 0, ""))
+            self.assertEqual({name: found.get(name) for name in kept}, kept)
+            job.set_layout(tp=2)
+            self.assertEqual(job.status()["warnings"], [])
+            self.expect_state(job)
+            self.expect_hf(job, self.model.tensors)
+            self.assertEqual(len(mount.read_json(job.checkpoint("base", "meta.json"))["tensors"]), 4 * len(self.model.tensors))
+
+    def test_beside_another_model_s_files(self):
+        """Whose parameters have other names, or which are not all there: kept as they are, which is said."""
+        def drop_rank(top):
+            os.unlink(top + "/global_step100/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+
+        def rename(top):
+            shapes = [OrderedDict(("base." + name, torch.Size(self.trained.shapes[name])) for name in names) for names in self.trained.groups]
+            save(self.trained.model_state(2, param_shapes=shapes), top + "/global_step100/mp_rank_00_model_states.pt")
+
+        for number, spoil in enumerate((drop_rank, rename)):
+            job = self.mount.job(f"other-{number}")
+            top = job.incoming("base")
+            self.model.write_hf(top)
             self.trained.save_flat(lambda rank, top=top: top + "/global_step100", 2)
+            spoil(top)
             self.beside(top)
             job.commit("base")
             self.expect_hf(job, self.model.tensors)
             job.set_layout(tp=2)
             warning, = job.status()["warnings"]
-            for words in ("checkpoint base: 2 files of DeepSpeed's (global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt …)",
-                          "no layout cuts what is in them"):
+            for words in ("files of DeepSpeed's (global_step100/zero_pp_rank_0_mp_rank_00_optim_states.pt", "no layout cuts what is in them"):
                 self.assertIn(words, warning)
 
     def test_round_robin_gradients(self):
