@@ -32,7 +32,8 @@
 
 namespace ptc {
 
-struct ServedLayout;  // reshard/serve/served_layout.h
+struct ServedLayout;      // reshard/serve/served_layout.h
+struct DeepSpeedSources;  // reshard/checkpoint/deepspeed_folder.h
 
 /// The bytes of one file: an image as it is, or gathered out of several when read. Holds the images
 /// it needs, so it reads the same bytes whatever happens to the checkpoint meanwhile. Threads: any.
@@ -154,6 +155,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   Result<FileSetRef> hf_files() const;
   /// dcp/: `.metadata` and `.distcp` files of PyTorch's distributed checkpointing (dcp_tree.h).
   Result<FileSetRef> dcp_files() const;
+  /// layouts/<spec>/deepspeed/: a universal checkpoint of DeepSpeed's (deepspeed_folder.h).
+  Result<FileSetRef> deepspeed_files(const LayoutSpec& spec) const;
   /// layouts/<spec>/rank/<r>/ without tensors/: what this rank loads.
   Result<FileSetRef> rank_files(const LayoutSpec& spec, uint64_t global_rank) const;
   /// layouts/<spec>/rank/<r>/tensors/: its sub-tensors as .npy.
@@ -236,6 +239,8 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// The same of a file that is stored as it was written, which was made for its image.
   std::optional<ImageLayout> stored_layout(uint32_t file) const;
   Result<FileOutline> outline_of(const WrittenFile& file) const;
+  /// Adds what DeepSpeed's file of the model says: its values, and what the module calls tensors.
+  Result<> read_deepspeed_model(DeepSpeedSources& sources) const;
   /// What distributed checkpointing wrote, by directory.
   Result<std::map<std::string, std::vector<DcpTable>>> tables_of_dcp() const;
   /// The file of this name of the rank with the same coordinates, or else of that stage, or else

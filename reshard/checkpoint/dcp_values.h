@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "reshard/checkpoint/dcp_table.h"
+#include "reshard/plan/source_index.h"
 #include "store/base/error.h"
+#include "store/codec/torch_path.h"
 
 namespace ptc {
 
@@ -18,5 +20,17 @@ inline constexpr std::string_view kDcpValuesFile = "values.pt";
 /// contiguous. Empty: there are no values. kInvalidArgument: tensors in sets, or in objects of
 /// unknown kinds.
 Result<std::string> dcp_values_file(std::span<const DcpTable> tables);
+
+/// A whole tensor of the model's.
+struct ValueTensor {
+  std::vector<TorchStep> path;
+  uint32_t tensor = 0;
+  DType dtype = DType::kF32;
+  Shape shape;
+};
+/// A file of torch.save's with these tensors behind the values. kInvalidArgument, too: what cannot
+/// be one nested state.
+Result<ImageLayout> lay_out_values(std::span<const DcpTable> tables,
+                                   std::span<const ValueTensor> tensors);
 
 }  // namespace ptc

@@ -3,6 +3,7 @@ import contextlib
 import enum
 import os
 import random
+import shutil
 import sys
 import types
 from collections import OrderedDict
@@ -14,6 +15,7 @@ import ranks
 from models import Tensor, count
 
 torch = mount.require("torch")
+import test_megatron_trees as megatron  # noqa: E402  pylint: disable=wrong-import-position
 sys.path.insert(0, ranks.PACKAGE)
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
 
@@ -523,6 +525,184 @@ class Trees(mount.TestCase):
         self.refused(lambda top: os.unlink(top + "/zero_pp_rank_1_mp_rank_00_model_states.pt"), "zero_pp_rank_1_mp_rank_00_model_states.pt", write=write)
         self.refused(self.change(lambda state: state.update(mp_world_size=2), "/zero_pp_rank_0_mp_rank_00_model_states.pt"),
                      "cut over several ranks", "ds_to_universal.py", write=write)
+
+
+class Universal(mount.TestCase):
+    """layouts/<layout>/deepspeed/: what DeepSpeed's engine loads with "load_universal", of whatever was committed."""
+
+    def setUp(self):
+        super().setUp()
+        self.model = models.Llama()
+        self.trained = Trained(self.model)
+
+    def tree(self, job, layout="tp1-pp1-dp1"):
+        """Every file of it, as torch reads it without running code."""
+        top = job.checkpoint("base", "layouts", layout, "deepspeed")
+        found = {}
+        with torch.serialization.safe_globals([LossScaler]):
+            for path in mount.digests(top):
+                if path.endswith(".pt"):
+                    with open(f"{top}/{path}", "rb") as file:
+                        found[path] = torch.load(file, weights_only=True)
+                        file.seek(0)
+                        self.assertEqual(len(file.read()), os.path.getsize(f"{top}/{path}"))
+                else:
+                    found[path] = mount.read_text(f"{top}/{path}")
+        return found
+
+    def expect(self, tree, states, tag="global_step100", ranks=1, step=7., left_out=(), universal="cat_dim"):
+        """`states`: tensors by name and kind."""
+        self.assertEqual(tree.pop("latest_universal"), tag)
+        for words in left_out:
+            self.assertIn(words, tree["LEFT_OUT.txt"])
+        self.assertEqual(bool(left_out), tree.pop("LEFT_OUT.txt", "") != "")
+        for key, name in [(key, name) for name, kinds in states.items() for key in kinds]:
+            found = tree.pop(f"{tag}/zero/{name}/{key}.pt")
+            self.assertIsInstance(found.pop(universal), int)
+            self.assertEqual(set(found) - {"vocab_tensor", "param_n_sub_params"}, {"param"})
+            wanted = states[name][key]
+            self.assertEqual((found["param"].dtype, found["param"].shape), (wanted.dtype, wanted.shape), name)
+            self.assertEqual(bits(found["param"]), bits(wanted), (name, key))
+        steps = {path: tree.pop(path) for path in list(tree) if path.endswith("/step.pt")}
+        self.assertEqual(set(steps), set() if step is None else {f"{tag}/zero/{name}/step.pt" for name in states})
+        self.assertEqual([step] * len(steps), list(steps.values()))
+        model_states = [tree.pop(f"{tag}/{stage}mp_rank_{rank:02}_model_states.pt") for stage in ("", "zero_pp_rank_0_") for rank in range(ranks)]
+        for state in model_states:
+            self.assertEqual((state["mp_world_size"], state["module"]), (ranks, {}))
+        optimizer = tree.pop(f"{tag}/zero/optimizer_state.pt")
+        self.assertEqual(tree, {})
+        return model_states[0], optimizer
+
+    def whole(self):
+        return {name: {key: to_torch(self.trained.whole[key][name]) for key in KEYS} for name in self.trained.shapes}
+
+    def expect_said(self, state, optimizer):
+        """Beside tensors, of what DeepSpeed itself saved."""
+        self.assertEqual((state["global_steps"], state["lr_scheduler"], state["ds_version"]), (100, {"last_batch_iteration": 99}, "0.19.0"))
+        self.assertEqual([group["lr"] for group in optimizer["param_groups"]], [0.25] * len(optimizer["param_groups"]))
+        self.assertEqual(optimizer["optimizer_state_dict"]["param_groups"][0]["lr"], 0.25)
+        self.assertEqual(optimizer["optimizer_state_dict"]["state"][0]["step"], 7)
+        self.assertEqual((optimizer["loss_scaler"].cur_scale, optimizer["overflow"]), (1.0, False))
+        self.assertNotIn("zero_stage", optimizer)
+        self.assertTrue(optimizer["ds_version"])
+
+    def test_of_stages_1_and_2(self):
+        job = self.new_job()
+        self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 2)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        for layout, ranks in (("tp1-pp1-dp1", 1), ("tp2-pp1-dp2", 2), ("tp2-pp3-dp1", 6)):
+            state, optimizer = self.expect(self.tree(job, layout), self.whole(), ranks=ranks)
+            self.expect_said(state, optimizer)
+            self.assertEqual(optimizer["clip_grad"], 1.0)
+            self.assertEqual(state["dp_world_size"], int(layout[-1]))
+        before = mount.digests(job.checkpoint("base", "layouts/tp1-pp1-dp1/deepspeed"))
+        job.set_layout(tp=2)
+        self.assertEqual(mount.digests(job.checkpoint("base", "layouts/tp1-pp1-dp1/deepspeed")), before)
+        self.assertEqual(sorted(os.listdir(job.file("current"))), ["deepspeed", "rank"])
+
+    def test_of_stage_3(self):
+        job = self.new_job()
+        self.trained.save_stage_3(job.incoming("base") + "/global_step100", 3)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.expect_said(*self.expect(self.tree(job), self.whole()))
+
+    def test_how_a_rank_cuts_each(self):
+        """In DeepSpeed's words, for a model that is cut over tensor-parallel ranks."""
+        job = self.new_job()
+        self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 1)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        top = job.checkpoint("base", "layouts/tp2-pp1-dp1/deepspeed/global_step100/zero")
+        cut = {name: torch.load(f"{top}/{name}/exp_avg.pt", weights_only=True) for name in self.trained.shapes}
+        for name, said in cut.items():
+            rows = 1 if "o_proj" in name or "down_proj" in name else 0
+            self.assertEqual(said["cat_dim"], rows, name)
+
+    def test_universal_folders(self):
+        """Come out as they came in, but for who wrote them."""
+        job = self.new_job()
+        top = job.incoming("base")
+        self.trained.save_universal(top + "/global_step100_universal")
+        models.write_file(top + "/config.json", self.model.config_text())
+        before = mount.read_bytes(top + "/global_step100_universal/zero/optimizer_state.pt")
+        job.commit("base")
+        state, _ = self.expect(self.tree(job), self.whole(), tag="global_step100_universal")
+        self.assertEqual(state["global_steps"], 100)
+        self.assertEqual(mount.read_bytes(job.file("current/deepspeed/global_step100_universal/zero/optimizer_state.pt")), before)
+
+    def test_a_copy_comes_in_again(self):
+        job = self.new_job()
+        self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 2)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        for layout, ranks in (("tp1-pp1-dp1", 1), ("tp2-pp1-dp1", 2)):
+            again = self.mount.job(f"again-{ranks}")
+            shutil.copytree(job.checkpoint("base", "layouts", layout, "deepspeed"), again.incoming("base"), dirs_exist_ok=True)
+            again.commit("base")
+            self.assertEqual(models.read_hf(again.checkpoint("base", "hf")), self.trained.whole["fp32"])
+            self.expect_said(*self.expect(self.tree(again), self.whole(), ranks=ranks))
+
+    def test_of_the_trainer_s(self):
+        job = self.new_job()
+        top = job.incoming("base")
+        self.model.write_hf(top)
+        self.trained.save_flat(lambda rank: top + "/global_step100", 2)
+        job.commit("base")
+        tree = self.tree(job, "tp2-pp1-dp1")
+        for stage in ("", "zero_pp_rank_0_"):
+            state = tree[f"global_step100/{stage}mp_rank_00_model_states.pt"]
+            self.assertEqual(sorted(state["module"]), sorted(self.trained.shapes))
+            state["module"] = {}
+        self.expect_said(*self.expect(tree, self.whole()))
+
+    def test_of_fully_sharded(self):
+        """dcp.save's, as FSDP2's state has it: names of the optimizer's state are its own there."""
+        dcp = mount.require("torch.distributed.checkpoint")
+        job = self.new_job()
+        weights = {name: to_torch(self.trained.whole["fp32"][name]) for name in self.trained.shapes}
+        moments = {name: {"step": torch.tensor(7.), **{key: to_torch(self.trained.whole[key][name]) for key in KEYS[1:]}} for name in weights}
+        dcp.save({"model": weights, "optim": {"state": moments, "param_groups": [{"lr": 0.5, "params": list(weights)}]}},
+                 checkpoint_id=job.incoming("base"), no_dist=True)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        tree = self.tree(job)
+        state, optimizer = self.expect(tree, self.whole(), tag="global_step0",
+                                       left_out=["lr_scheduler", "load_lr_scheduler_states=False", "global_steps"])
+        self.assertEqual((state["global_steps"], state["skipped_steps"], state["lr_scheduler"]), (0, 0, None))
+        self.assertEqual(optimizer["optimizer_state_dict"]["state"][0]["step"], 7)
+        # As many groups as anybody has, and none of them says anything.
+        self.assertGreater(len(optimizer["param_groups"]), 100)
+        self.assertFalse(any(optimizer["param_groups"]))
+
+    def test_of_megatron_s(self):
+        job = self.new_job()
+        model = megatron.Model(dtype=torch.bfloat16)
+        megatron.save_tree(job.incoming("base"), model, 2, 2, mixed=True)
+        job.commit("base")
+        kinds = {"fp32": "master", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+        states = {name: {key: megatron.fill(kind + name, *shape) for key, kind in kinds.items()} for _, name, shape in model.stage(0, 1) if shape}
+        state, _ = self.expect(self.tree(job, "tp2-pp1-dp1"), states, ranks=2, step=100.,
+                               left_out=["lr_scheduler", "optimizer.grad_scaler.scale"])
+        self.assertEqual(state["global_steps"], 100)
+
+    def test_of_megatron_s_distributed_optimizer(self):
+        job = self.new_job()
+        model = megatron.Model(dtype=torch.bfloat16)
+        megatron.save_tree(job.incoming("base"), model, 1, 2, distributed={"dp": 2})
+        job.commit("base")
+        kinds = {"fp32": "", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+        states = {name: {key: megatron.fill(kind + name, *shape) for key, kind in kinds.items()} for _, name, shape in model.stage(0, 1) if shape}
+        self.expect(self.tree(job), states, step=None, left_out=["lr_scheduler", "step.pt"])
+
+    def test_of_a_model_alone(self):
+        job = self.new_job()
+        self.model.write_hf(job.incoming("base"))
+        job.commit("base")
+        states = {tensor.name: {"fp32": to_torch(tensor)} for tensor in self.model.tensors}
+        self.expect(self.tree(job), states, tag="global_step0", step=None,
+                    left_out=["fp32 copies of", "widens", "exp_avg.pt and exp_avg_sq.pt of", "load_optimizer_states=False"])
 
 
 if __name__ == "__main__":

@@ -258,6 +258,42 @@ dist.barrier()""", group=True)
             resumed = f"def train(*_): same(everything(), torch.load({whole!r}))"
             self.run_ranks(size, ACCELERATE, f"resumes, name = True, 'step4-{size}'", resumed, page, group=True)
 
+    def test_deepspeed_universal(self):
+        """Its engine loads a layout's deepspeed/, whoever saved it, under any stage and on any number of ranks."""
+        self.need("deepspeed")
+        engine = DEEPSPEED.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")  # which stage 3 can cut
+
+        def of_stage(stage):
+            return engine.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
+        for saved in (1, 2, 3, "dcp"):
+            name, keep = f"universal-{saved}", self.temporary(f"universal-{saved}.pt")
+            job = mount.Job(self.mount, name)
+            self.job(name, dp=2)
+            save = 'engine.save_checkpoint(incoming, tag="global_step2", client_state={"seen": 7})' if saved != "dcp" else """
+names = [name for name, _ in engine.module.named_parameters()]
+model = dict(zip(names, whole[::3]))
+state = {name: {"step": torch.tensor(2.), "exp_avg": a, "exp_avg_sq": b} for name, a, b in zip(names, whole[1::3], whole[2::3])}
+import torch.distributed.checkpoint as dcp
+dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=incoming, no_dist=True)"""
+            self.run_ranks(1 if saved == "dcp" else 2, "meet += '.deepspeed'", of_stage(saved if saved != "dcp" else 1), "step(); step()", f"""
+whole, incoming = everything(), "/mnt/ptc/{name}/incoming/step2"
+{save}
+step()
+after = everything()
+if rank == 0: torch.save([whole, after], {keep!r})""", group=True)
+            job.commit("step2")
+            for stage, size in ((1, 1), (2, 3), (3, 2)):
+                with self.subTest(saved=saved, stage=stage, size=size):
+                    load = of_stage(stage).replace('"bf16"', '"checkpoint": {"load_universal": True}, "bf16"')
+                    self.run_ranks(size, "meet += '.deepspeed'", load, f"""
+path, said = engine.load_checkpoint("/mnt/ptc/{name}/current/deepspeed")
+assert path and (said.get("seen") == 7) == ({saved!r} != "dcp"), (path, said)
+assert engine.global_steps == (2 if {saved!r} != "dcp" else 0), engine.global_steps
+whole, after = torch.load({keep!r})
+same(everything(), whole)
+step()
+same(everything(), after)""", group=True)
+
     def test_trainer(self):
         self.need("transformers", "accelerate")
         page, = self.pages["Trainer"]

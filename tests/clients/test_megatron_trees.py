@@ -499,7 +499,7 @@ class TreesOut(Trees):
         for layout, names in (("tp1-pp1-dp2", ["mp_rank_00"]), ("tp2-pp1-dp1", ["mp_rank_00", "mp_rank_01"]),
                               ("tp2-pp2-dp2", ["mp_rank_00_000", "mp_rank_00_001", "mp_rank_01_000", "mp_rank_01_001"])):
             top = job.checkpoint("base", "layouts", layout)
-            self.assertEqual(sorted(os.listdir(top)), ["megatron", "rank"])
+            self.assertEqual(sorted(os.listdir(top)), ["deepspeed", "megatron", "rank"])
             self.assertEqual(sorted(os.listdir(top + "/megatron")), ["iter_0000100", "latest_checkpointed_iteration.txt"])
             self.assertEqual(mount.read_bytes(top + "/megatron/latest_checkpointed_iteration.txt"), b"100")
             self.assertEqual(sorted(os.listdir(top + "/megatron/iter_0000100")), names)
@@ -564,7 +564,7 @@ class TreesOut(Trees):
         os.makedirs(job.incoming("base") + "/rank/0")
         torch.save({"model": {"decoder.layers.0.mlp.linear_fc1.weight": torch.ones(4, 4)}}, job.incoming("base") + "/rank/0/model_optim_rng.pt")
         job.commit("base")
-        self.assertEqual(os.listdir(job.checkpoint("base", "layouts", "tp1-pp1-dp1")), ["rank"])
+        self.assertEqual(sorted(os.listdir(job.checkpoint("base", "layouts", "tp1-pp1-dp1"))), ["deepspeed", "rank"])
         self.assertFalse(os.path.exists(job.file("current", "megatron")))
 
 

@@ -25,6 +25,13 @@ FsResult<NodeRef> LayoutDir::find(const std::string& name) {
   std::string key = child_key(name);
   if (name == "rank")
     return intern(std::make_shared<RanksDir>(job(), checkpoint(), std::move(key), spec_));
+  if (name == "deepspeed") {
+    if (NodeRef node = known(key)) return node;
+    auto make = [of = checkpoint()->checkpoint, spec = spec_] { return of->deepspeed_files(spec); };
+    auto source = std::make_shared<FileSetSource>(job()->tree().recent_sets(), std::move(make));
+    return intern(
+        std::make_shared<WholeSetDir>(job(), checkpoint(), std::move(key), std::move(source)));
+  }
   if (name != "megatron" || !checkpoint()->checkpoint->is_megatron_tree()) return Errno{ENOENT};
   if (NodeRef node = known(key)) return node;
   PTC_TRY(auto tree, as_fs(checkpoint()->checkpoint->megatron_tree()));
@@ -33,7 +40,7 @@ FsResult<NodeRef> LayoutDir::find(const std::string& name) {
 }
 
 FsResult<std::vector<DirEntry>> LayoutDir::entries() {
-  std::vector<DirEntry> result{entry("rank", S_IFDIR)};
+  std::vector<DirEntry> result{entry("rank", S_IFDIR), entry("deepspeed", S_IFDIR)};
   if (checkpoint()->checkpoint->is_megatron_tree()) result.push_back(entry("megatron", S_IFDIR));
   return result;
 }

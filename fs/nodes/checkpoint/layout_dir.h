@@ -19,7 +19,8 @@ std::optional<uint64_t> parse_rank(const std::string& name);
 FileSetSourceRef rank_files_of(const JobView& job, const CheckpointView& checkpoint,
                                const LayoutSpec& spec, uint64_t rank);
 
-/// layouts/<layout>/: holds rank/, and megatron/ of what Megatron-LM saved in its own format.
+/// layouts/<layout>/: holds rank/, deepspeed/, and megatron/ of what Megatron-LM saved in its own
+/// format.
 class LayoutDir : public FrozenDir {
  public:
   LayoutDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
