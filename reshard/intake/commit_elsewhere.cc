@@ -61,6 +61,29 @@ Result<> take_arrays(const json::array& said, Found& file) {
   return ok();
 }
 
+bool is_inside(const Box& box, const Dims& shape) {
+  if (box.offset.size() != shape.size() || box.extent.size() != shape.size()) return false;
+  for (size_t axis = 0; axis < shape.size(); ++axis)
+    if (box.offset[axis] > shape[axis] || box.extent[axis] > shape[axis] - box.offset[axis])
+      return false;
+  return true;
+}
+
+/// Whether a part that another node says can be one of a tensor of this shape.
+bool is_part_of(const SubTensor& part, const Dims& whole) {
+  if (part.flat) {
+    const auto elements = num_elements(part.flat->of);
+    if (!elements || part.local_shape.size() != 1 || part.flat->begin > elements.value())
+      return false;
+  }
+  const Dims& array = part.flat ? part.flat->of : part.local_shape;
+  return num_elements(whole).has_value() &&
+         std::all_of(part.pieces.begin(), part.pieces.end(), [&](const Piece& piece) {
+           return is_inside(piece.global, whole) &&
+                  is_inside({piece.local_offset, piece.global.extent}, array);
+         });
+}
+
 Result<json::object> parse_line(std::string_view text) {
   PTC_TRY(auto value, parse_json(text.substr(0, text.find('\n')), {.max_bytes = size_t{1} << 30}));
   if (!value.is_object()) return Error(Code::kCorrupt, "no JSON object");
@@ -162,15 +185,23 @@ std::string hash_request(const Model& model, const FilesElsewhere& node,
 
 Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
                      std::vector<Found>& found) {
+  const auto not_of = [&](const Found& file) {
+    return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
+                      file.source());
+  };
   try {
     PTC_TRY(auto object, parse_line(answer));
-    std::map<uint32_t, Found*> by_number;
+    std::map<uint32_t, Found*> by_number;  // that it has not answered
     for (Found& file : found)
       if (file.node == &node) by_number.emplace(file.number, &file);
     for (const json::value& value : object.at("files").as_array()) {
       const json::object& text = value.as_object();
-      Found& file = *by_number.at(text.at("number").to_number<uint32_t>());
-      if (const json::value* whole = text.if_contains("whole")) {
+      const auto number = text.at("number").to_number<uint32_t>();
+      Found& file = *by_number.at(number);
+      by_number.erase(number);
+      const json::value* const whole = text.if_contains("whole");
+      if ((whole != nullptr) == file.has_tensors) return not_of(file);
+      if (whole != nullptr) {
         PTC_TRY(file.whole, Checksum::from_hex(std::string_view(whole->as_string())));
         continue;
       }
@@ -187,14 +218,15 @@ Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
           pads.push_back({box_from(fields.at(0), fields.at(1)), checksum});
         }
         const size_t i = file.sums.size() - 1;
-        if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size())
-          return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
-                            file.source());
+        if (i >= file.parts.size() || sums.size() != file.parts[i].pieces.size() ||
+            !std::all_of(pads.begin(), pads.end(), [&](const FoundPadding& pad) {
+              return is_inside(pad.local, file.parts[i].local_shape);
+            }))
+          return not_of(file);
       }
-      if (file.sums.size() != file.parts.size())
-        return make_error(Code::kCorrupt, "node {}: its checksums are not of {}", node.node,
-                          file.source());
+      if (file.sums.size() != file.parts.size()) return not_of(file);
     }
+    if (!by_number.empty()) return not_of(*by_number.begin()->second);
   } catch (const std::exception& error) {
     return make_error(Code::kCorrupt, "node {}: its checksums are damaged: {}", node.node,
                       error.what());
@@ -322,6 +354,10 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
         if (sub.local_shape != file.tensors[i].shape)
           return make_error(Code::kBusy, "{} was written while it was being committed",
                             file.source());
+        Dims whole = dims_from(part.at("global"));
+        if (!is_part_of(sub, whole))
+          return invalid_argument("the request for checksums says of {} what no part of it is",
+                                  ptc::quoted(file.tensors[i].name));
         json::array padding;
         if (file.set.empty() && !file.told && !file.is_other_name(i)) {
           PTC_TRY(auto list, find_padding(*source, file.tensors[i], sub));
@@ -330,8 +366,7 @@ Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& e
                                           json::value(pad.checksum.to_hex())});
         }
         pads.emplace_back(files.size(), std::move(padding));
-        arrays.push_back(
-            {source, i, file.tensors[i], std::move(sub), dims_from(part.at("global"))});
+        arrays.push_back({source, i, file.tensors[i], std::move(sub), std::move(whole)});
       }
       answer["tensors"] = json::array();
       files.push_back(std::move(answer));

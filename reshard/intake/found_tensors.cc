@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "reshard/checkpoint/file_format.h"
 #include "reshard/checkpoint/shard_boxes.h"
@@ -45,6 +46,11 @@ Result<> read_outline(int fd, Found& file) {
   PTC_TRY(auto tensors, format.tensors({file.header, file.version.bytes}, file.path, declared));
   take_what_is_said(std::move(tensors), file);
   return ok();
+}
+
+bool is_same(const TensorEntry& a, const TensorEntry& b) {
+  return std::tie(a.name, a.dtype, a.shape, a.offset, a.bytes) ==
+         std::tie(b.name, b.dtype, b.shape, b.offset, b.bytes);
 }
 
 /// What the file is, if that is known and no array.
@@ -91,11 +97,13 @@ Result<> read_if_torch(int dir_fd, Found& file) {
 }
 
 Result<> read_outline_elsewhere(Found& file) {
+  std::optional<DType> declared;  // beside the file, where nobody else sees it
+  if (is_one_array(file.path) && !file.tensors.empty()) declared = file.tensors[0].dtype;
   PTC_TRY(auto tensors, format_of(file.path, !file.set.empty())
-                            .tensors({file.header, file.version.bytes}, file.path, {}));
-  if (tensors.tensors.size() != file.tensors.size())
+                            .tensors({file.header, file.version.bytes}, file.path, declared));
+  if (!std::equal(tensors.tensors.begin(), tensors.tensors.end(), file.tensors.begin(),
+                  file.tensors.end(), is_same))
     return make_error(Code::kCorrupt, "{}: the header is not that of its tensors", file.source());
-  tensors.tensors = std::move(file.tensors);
   take_what_is_said(std::move(tensors), file);
   return ok();
 }
@@ -131,7 +139,7 @@ namespace {
 
 Result<> read_outlines_elsewhere(std::vector<Found>& found) {
   for (Found& file : found) {
-    if (file.node == nullptr || !file.has_tensors || is_one_array(file.path)) continue;
+    if (file.node == nullptr || !file.has_tensors) continue;
     PTC_TRY(read_outline_elsewhere(file));
   }
   return ok();
