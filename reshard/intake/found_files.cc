@@ -35,6 +35,17 @@ uint32_t allowed_below(const struct stat& directory) {
          ((directory.st_mode & S_IXOTH) != 0 ? 04u : 0u);
 }
 
+/// The same of rank/ or of a rank's own directory. kInvalidArgument: it is something else.
+Result<uint32_t> allowed_in(int dir_fd, const std::string& directory) {
+  struct stat st {};
+  if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno_error(errno, directory);
+  if (!S_ISDIR(st.st_mode))
+    return invalid_argument("{} is no directory: a process' files belong into rank/0/, rank/1/ …",
+                            directory);
+  return 0444 & allowed_below(st);
+}
+
 /// meta.json beside what it is of: somebody has copied a checkpoint's own directory, which has the
 /// same tensors in several views. `names` are in the directory `at`, "." or "rank/0/copy".
 Result<> check_no_checkpoint(int dir_fd, const std::string& at,
@@ -177,19 +188,14 @@ Result<std::vector<Found>> find_files(int dir_fd, bool beside_others) {
     return invalid_argument(
         "there is no rank/ directory: put the files of a single process into "
         "rank/0/, of several into rank/0/, rank/1/ …");
+  PTC_TRY(const uint32_t allowed_in_ranks, allowed_in(dir_fd, "rank"));
   PTC_TRY(auto ranks, names_in(dir_fd, "rank"));
   std::vector<Found> found;
   for (const std::string& name : ranks) {
     std::optional<uint64_t> rank = parse_rank(name);
     if (!rank) return invalid_argument("rank/{} is not a rank's number", name);
-    uint32_t allowed = 0444;
-    for (const std::string& directory : {std::string("rank"), "rank/" + name}) {
-      struct stat st {};
-      if (fstatat(dir_fd, directory.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0)
-        return errno_error(errno, directory);
-      allowed &= allowed_below(st);
-    }
-    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed, found));
+    PTC_TRY(const uint32_t allowed, allowed_in(dir_fd, "rank/" + name));
+    PTC_TRY(walk(dir_fd, "rank/" + name, "", *rank, allowed_in_ranks & allowed, found));
   }
   if (found.empty() && !beside_others) return invalid_argument("rank/ holds no files");
   PTC_TRY(for_each_tree([&](const TreeFormat& tree) { return tree.name_files(false, found); }));

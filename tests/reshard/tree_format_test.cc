@@ -215,6 +215,17 @@ TEST(TreeFormats, APartWithoutTheRestIsRefused) {
             "beside it, on any node: the checkpoint is not complete");
 }
 
+TEST(TreeFormats, AFileWhereADirectoryBelongsIsRefused) {
+  for (const char* file : {"rank", "rank/0"}) {
+    const TreeOfNames tree({file});
+    const auto found = find_files(tree.fd());
+    ASSERT_TRUE(found.has_error()) << file;
+    EXPECT_EQ(found.error().code(), Code::kInvalidArgument) << file;
+    EXPECT_THAT(found.error().message(),
+                ::testing::StartsWith(std::string(file) + " is no directory"));
+  }
+}
+
 TEST(TreeFormats, AStepOfNoneLeavesAllAsItIs) {
   std::vector<Found> found = {file_in_place("weights/a.txt")};
   const Found& file = found.front();
