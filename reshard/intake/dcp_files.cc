@@ -24,7 +24,7 @@ namespace {
 // The model and both moments of a 405B on 16 384 ranks take half of that. It is read whole, and
 // takes up to 40 times as much memory.
 constexpr uint64_t kMostMetadataBytes = 1 << 30;
-constexpr uint64_t kMostTimesMetadata = 40, kMostOfSmallMetadata = 64 << 20;
+constexpr uint64_t kMostTimesBytes = 40, kMostOfSmall = 4 << 20, kMostOfData = 60 << 20;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
 static_assert(kMostValueBytes <= FileReader::kMostBytesAsked);
 constexpr uint64_t kMostCommonBytes = 64 << 20;  // of a common.pt on another node
@@ -80,26 +80,30 @@ void add_array(const DcpTensor& tensor, uint32_t number, const DcpChunk& chunk, 
 }
 
 /// A stack of layers is small in a `.metadata` and in its file, however many layers it says: what
-/// is made of it takes no more memory than as many tensors of a `.metadata` that large do.
+/// is made of it takes no more memory than the files' bytes allow. Those of the data count up to a
+/// limit, as a file may have holes.
 Result<> check_stacks(const DcpMetadata& metadata, const Named& named, const Found& index) {
-  constexpr uint64_t kOfAnEntry = sizeof(TensorEntry) + sizeof(Box) + 128;
-  const uint64_t most = kMostTimesMetadata * index.version.bytes + kMostOfSmallMetadata;
-  uint64_t bytes = 0;
+  // Measured from here to the end of a commit: that of each layer, and how often its name is there.
+  constexpr uint64_t kOfAnEntry = 2400, kNames = 12, kFarTooMany = uint64_t{1} << 60;
+  uint64_t bytes = 0, data = 0;
+  const DcpTensor* largest = nullptr;
   for (size_t t = 0; t < metadata.tensors.size(); ++t) {
     if (!named.parts[t].layer_at) continue;
     const DcpTensor& tensor = metadata.tensors[t];
-    const uint64_t of_one = kOfAnEntry + 2 * (tensor.name.size() + named.paths[t].size());
+    const uint64_t of_one = kOfAnEntry + kNames * (tensor.name.size() + named.paths[t].size());
     for (const DcpChunk& chunk : tensor.chunks) {
-      const uint64_t layers = chunk.box.extent[0];
-      if (layers > (most - bytes) / of_one)
-        return invalid_argument(
-            "{}: the stacks of layers that it says, {} of {} layers among them, are more than can "
-            "be meant by {} bytes",
-            index.source(), ptc::quoted(tensor.name), tensor.shape[0], index.version.bytes);
-      bytes += layers * of_one;
+      bytes = std::min(bytes + chunk.box.extent[0] * of_one, kFarTooMany);
+      data += std::min(kMostOfData / kMostTimesBytes, chunk.item.length);
     }
+    if (largest == nullptr || tensor.shape[0] > largest->shape[0]) largest = &tensor;
   }
-  return ok();
+  const uint64_t most = kMostTimesBytes * index.version.bytes + kMostOfSmall +
+                        std::min(kMostOfData, kMostTimesBytes * data);
+  if (bytes <= most) return ok();
+  return invalid_argument(
+      "{}: the stacks of layers that it says, {} of {} layers among them, are more than can be "
+      "meant by {} bytes",
+      index.source(), ptc::quoted(largest->name), largest->shape[0], index.version.bytes);
 }
 
 /// Where the arrays of a file lie is read from it, and its values.
