@@ -80,9 +80,13 @@ Result<DcpTable> parse_dcp_table(std::string_view text, uint64_t file_bytes) {
       entry.offset = fields.at(4).to_number<uint64_t>();
       entry.bytes = fields.at(5).to_number<uint64_t>();
       PTC_TRY(const uint64_t bytes, array_bytes(entry.shape, entry.dtype));
-      if (bytes != entry.bytes || entry.offset > file_bytes ||
+      const Box& box = table.boxes.back();
+      bool ends = true;  // before the last number there is
+      for (size_t axis = 0; axis < box.axes(); ++axis)
+        ends = ends && box.extent[axis] <= UINT64_MAX - box.offset[axis];
+      if (!ends || bytes != entry.bytes || entry.offset > file_bytes ||
           entry.bytes > file_bytes - entry.offset)
-        return damaged(entry.name);
+        return damaged(ptc::quoted(entry.name));
       table.tensors.push_back(std::move(entry));
       if (fields.size() > 6) table.paths.emplace_back(fields.at(6).as_string());
       table.rows.emplace_back();

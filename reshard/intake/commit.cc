@@ -400,11 +400,9 @@ std::optional<LayoutSpec> layout_by_files(bool said, const std::vector<Found>& f
   return !said && is_flat(found) ? std::optional(LayoutSpec()) : std::nullopt;
 }
 
-}  // namespace
-
-Result<CommitDraft> draft_commit(const CommitRequest& request,
-                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
-                                 HashCache& hashes, std::stop_token stop) {
+Result<CommitDraft> draft_it(const CommitRequest& request,
+                             const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
+                             HashCache& hashes, std::stop_token stop) {
   PTC_TRY(const auto said, writer_layout(request, elsewhere));
   LayoutSpec spec = said.value_or(request.in_force);
   std::vector<Found> found;
@@ -520,6 +518,27 @@ Result<CommitDraft> draft_commit(const CommitRequest& request,
   PTC_TRY(check_outlines(outlines, kMostOutlineBytes));
   for (const Found* file : outlines) draft.headers += file->header;
   return draft;
+}
+
+/// Files and tensors may be called anything: a message has nothing in it that moves a terminal.
+Error without_controls(Error error) {
+  std::string message;
+  for (const char c : error.message()) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7F) message += fmt::format("\\x{:02x}", byte);
+    else message += c;
+  }
+  return Error(error.code(), std::move(message), error.errno_value());
+}
+
+}  // namespace
+
+Result<CommitDraft> draft_commit(const CommitRequest& request,
+                                 const std::vector<FilesElsewhere>& elsewhere, Executor& executor,
+                                 HashCache& hashes, std::stop_token stop) {
+  auto drafted = draft_it(request, elsewhere, executor, hashes, std::move(stop));
+  if (drafted.has_error()) return without_controls(std::move(drafted).error());
+  return drafted;
 }
 
 namespace {

@@ -273,7 +273,10 @@ TEST(DcpTable, IsReadAsItWasWritten) {
   EXPECT_EQ(read.boxes, table.boxes);
   EXPECT_EQ(read.paths, table.paths);
   EXPECT_EQ(read.values, table.values);
-  EXPECT_THAT(parse_dcp_table(text, 75).error().message(), HasSubstr("damaged: w"));
+  EXPECT_THAT(parse_dcp_table(text, 75).error().message(), HasSubstr("damaged: 'w'"));
+  table.boxes[0].offset[0] = UINT64_MAX;  // it would end before it begins
+  EXPECT_THAT(parse_dcp_table(dcp_table_text(table), 76).error().message(),
+              HasSubstr("damaged: 'w'"));
   for (size_t bytes = 0; bytes < text.size(); ++bytes)
     EXPECT_FALSE(parse_dcp_table(text.substr(0, bytes), 76).has_value()) << bytes;
 }
