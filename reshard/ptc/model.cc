@@ -239,6 +239,30 @@ Result<> Model::check_whole_bytes(uint32_t tensor, const SubTensor& part) const 
   return ok();
 }
 
+/// Sizes that a rule refuses, and what one stage would have under two names.
+Result<> Model::check_not_with(uint32_t tensor, const LayoutSpec& spec) const {
+  const Bound& bound = bound_[tensor];
+  if (!bound.rule) return ok();
+  const ParallelConfig& sizes = spec.sizes;
+  for (const std::string& name : bound.rule->not_with) {
+    const uint32_t size = name == "tp"   ? tp_ranks(tensor, sizes)
+                          : name == "pp" ? sizes.pp
+                                         : sizes.ep;
+    if (size == 1) continue;
+    return invalid_argument("{} cannot be cut under {} = {}{}", tensors_[tensor].name, name, size,
+                            bound.rule->description.empty()
+                                ? std::string()
+                                : fmt::format(" ({})", bound.rule->description));
+  }
+  if (bound.mtp_copy && bound.tied_copy && tensors_[tensor].by_stage && sizes.pp > 1)
+    return invalid_argument(
+        "{} is on the last of several stages twice in Megatron-LM's own files, as the head and for "
+        "the layers that predict further tokens, which is not supported: save with --ckpt-format "
+        "torch_dist",
+        tensors_[tensor].name);
+  return ok();
+}
+
 Result<> Model::check(const LayoutSpec& spec) const {
   const ParallelConfig& sizes = spec.sizes;
   if (sizes.pp > 1) {
@@ -252,6 +276,9 @@ Result<> Model::check(const LayoutSpec& spec) const {
           tensors_[tensor].name);
   for (const Bound& bound : bound_) {
     if (!covered(bound) && needs_rules(spec)) return uncovered_error();
+  }
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    PTC_TRY(check_not_with(tensor, spec));
   }
   for (const uint32_t tensor : first_of_kind_) {
     const Bound& bound = bound_[tensor];
@@ -287,7 +314,8 @@ bool Model::on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) co
   if (!bound.rule || spec.sizes.pp == 1) return true;
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
-      return stage == spec.embedding_stage() || (bound.tied_copy && stage == spec.head_stage());
+      return stage == spec.embedding_stage() || (bound.tied_copy && stage == spec.head_stage()) ||
+             (bound.mtp_copy && stage == spec.mtp_stage());
     case StagePlace::kLast:
       return stage == spec.head_stage();
     case StagePlace::kMtp:
@@ -547,7 +575,8 @@ uint32_t Model::chunk_on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t
   const Bound& bound = bound_[tensor];
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
-      return stage == spec.embedding_stage() ? spec.embedding_chunk() : spec.head_chunk();
+      if (stage == spec.embedding_stage()) return spec.embedding_chunk();
+      return bound.mtp_copy && stage == spec.mtp_stage() ? spec.mtp_chunk() : spec.head_chunk();
     case StagePlace::kLast:
       return spec.head_chunk();
     case StagePlace::kMtp:
@@ -620,6 +649,7 @@ std::string Model::describe(uint32_t tensor) const {
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
       text += bound.tied_copy ? "; first stage, and last (tied head)" : "; first stage";
+      if (bound.mtp_copy) text += ", and that of what predicts further tokens";
       break;
     case StagePlace::kLast:
       text += "; last stage";

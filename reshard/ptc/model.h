@@ -131,7 +131,8 @@ class Model {
   /// to give it, or the tensors no rule covers.
   Result<> check(const LayoutSpec& spec) const;
 
-  /// Pipeline stages that hold the tensor: one; all; or first and last (a tied embedding).
+  /// Pipeline stages that hold the tensor: one; all; or first and last (a tied embedding, or one
+  /// that layers look up which predict further tokens).
   bool on_stage(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
 
   /// What the state holds of the tensor: nullopt if nothing (other stage, other expert rank).
@@ -194,6 +195,7 @@ class Model {
     const QuantisedPart* part_of = nullptr;  // of a quantised weight that `rule` is for
     uint32_t weight = kNone;                 // in weights_, also of one that is stored as a whole
     bool tied_copy = false;                  // also on the last stage
+    bool mtp_copy = false;                   // also on that of what predicts further tokens
     size_t tied_begin = 0;  // of a tied copy: its parameter's name without the family's prefix,
     size_t tied_end = 0;    // in this tensor's own
   };
@@ -202,6 +204,7 @@ class Model {
     std::string missing_fact;  // the fact without which cut is not known
   };
   static bool needs_rules(const LayoutSpec& spec);
+  Result<> check_not_with(uint32_t tensor, const LayoutSpec& spec) const;
   std::optional<uint32_t> own_axis(uint32_t tensor) const;
   bool may_be_for_all(uint32_t tensor, uint32_t axis) const;
   std::optional<uint32_t> tp_axis(uint32_t tensor) const;

@@ -133,6 +133,10 @@ Result<> Model::Binder::bind() {
     if (!bound.rule) bind_to_parameter(tensor);
     if (!bound.rule) bound.one_element = one_element_[tensor];
   }
+  const bool any_mtp = std::any_of(
+      model_.bound_.begin(), model_.bound_.end(),
+      [](const Bound& bound) { return bound.rule && bound.rule->stage == StagePlace::kMtp; });
+  for (Bound& bound : model_.bound_) bound.mtp_copy = any_mtp && bound.rule && bound.rule->with_mtp;
   settle_one_element();
   count_layers_and_experts();
   model_.cuts_ = std::make_shared<const std::vector<RuleCut>>(std::move(cuts_));

@@ -322,6 +322,12 @@ void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
 /// One for each rule of layers: the same, under the names of layers that predict further tokens.
 Result<> RuleSet::derive_mtp_rules() {
   constexpr std::string_view kLayers = "layers.{layer}.";
+  // They may be below a component: "decoder.layers.{layer}.".
+  const auto behind_layers = [&](std::string_view name) -> std::optional<std::string_view> {
+    const size_t at = name.find(kLayers);
+    if (at == name.npos || (at > 0 && name.find('.') != at - 1)) return std::nullopt;
+    return name.substr(at + kLayers.size());
+  };
   written_rules_ = rules_.size();
   mtp_rule_of_.clear();
   for (size_t written = 0; written < written_rules_ && !mtp_layers_.empty(); ++written) {
@@ -330,10 +336,10 @@ Result<> RuleSet::derive_mtp_rules() {
     rule.stage = StagePlace::kMtp;
     rule.names.clear();
     for (const NamePattern& name : rules_[written].names) {
-      if (!name.text().starts_with(kLayers)) continue;
+      const auto rest = behind_layers(name.text());
+      if (!rest) continue;
       for (const std::string& layers : mtp_layers_) {
-        PTC_TRY(auto pattern,
-                NamePattern::parse(layers + "." + name.text().substr(kLayers.size())));
+        PTC_TRY(auto pattern, NamePattern::parse(fmt::format("{}.{}", layers, *rest)));
         rule.names.push_back(std::move(pattern));
       }
     }

@@ -57,9 +57,12 @@ struct Rule {
   // tensor matches tied_when if there is one.
   std::optional<NamePattern> tied_head;
   std::optional<NamePattern> tied_when;
-  bool inputs_first = false;  // a weight stored [in, out]: Conv1D, embeddings
-  bool buffer = false;        // no parameter: FSDP does not cut it
-  bool or_one = false;        // a tensor of one element is for all that the cut divides: whole
+  bool with_mtp = false;  // also on the stage of what predicts further tokens, if anything does
+  /// Sizes that layouts of a model with such a tensor may not have: no cut follows the order in it.
+  std::vector<std::string> not_with;  // "tp", "pp", "ep"
+  bool inputs_first = false;          // a weight stored [in, out]: Conv1D, embeddings
+  bool buffer = false;                // no parameter: FSDP does not cut it
+  bool or_one = false;  // a tensor of one element is for all that the cut divides: whole
   /// Other models have such names with another order inside: only where the model's type is known.
   bool needs_type = false;
   std::string description;  // one line for people: `ptc rules`

@@ -433,9 +433,10 @@ Result<NamePattern> RuleSetParser::pattern(const json::value& value, const Path&
 Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) const {
   if (!value.is_object()) return error(path, "a rule must be an object");
   const json::object& object = value.get_object();
-  PTC_TRY(known_keys(object, path,
-                     {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when",
-                      "inputs_first", "buffer", "or_one", "needs_type", "description"}));
+  PTC_TRY(
+      known_keys(object, path,
+                 {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when", "with_mtp",
+                  "not_with", "inputs_first", "buffer", "or_one", "needs_type", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -467,6 +468,15 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   if (const json::value* found = object.if_contains("tied_when")) {
     PTC_TRY(rule.tied_when, pattern(*found, path / "tied_when"));
     if (!rule.tied_head) return error(path / "tied_when", "'tied_when' needs 'tied_head'");
+  }
+  PTC_TRY(rule.with_mtp, flag(object, "with_mtp", path));
+  if (rule.with_mtp && rule.stage != StagePlace::kFirst)
+    return error(path / "with_mtp", "'with_mtp' is of what is on the \"first\" stage");
+  if (const json::value* sizes = object.if_contains("not_with")) {
+    PTC_TRY(rule.not_with, texts(*sizes, path / "not_with"));
+    for (const std::string& size : rule.not_with)
+      if (size != "tp" && size != "pp" && size != "ep")
+        return error(path / "not_with", "'not_with' is a list of \"tp\", \"pp\" and \"ep\"");
   }
   PTC_TRY(rule.inputs_first, flag(object, "inputs_first", path));
   PTC_TRY(rule.buffer, flag(object, "buffer", path));

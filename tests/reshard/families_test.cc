@@ -191,6 +191,164 @@ TEST(Families, MegatronCore) {
             "not here");
 }
 
+/// A model of these tensors, under rules and facts as Megatron-LM's args say them.
+Model megatron_model(const std::vector<std::pair<std::string, Shape>>& tensors,
+                     std::string_view facts = "") {
+  const auto rules = RuleSet::choose("megatron", {});
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, shape] : tensors) infos.push_back({"model.pt", name, DType::kF32, shape});
+  const std::string config = fmt::format(
+      R"({{"model_type": "megatron", "num_layers": 2, "num_attention_heads": 4, "vocab_size": 256{}}})",
+      facts);
+  auto model = Model::bind(rules, rules->facts(config).value(), infos);
+  EXPECT_TRUE(model.has_value());
+  return std::move(model).value();
+}
+std::string why_not(const Model& model, ParallelConfig sizes) {
+  const Result<> checked = model.check({.sizes = sizes});
+  return checked.has_error() ? checked.error().message() : "";
+}
+
+/// Shapes and ranks as Megatron-Core 0.16's own modules have them.
+TEST(Families, MegatronsLayersThatPredictFurtherTokens) {
+  const std::string at = "mtp.layers.1.", layer = at + "transformer_layer.";
+  const std::vector<std::pair<std::string, Shape>> tensors = {
+      {"embedding.word_embeddings.weight", {256, 16}},
+      {"decoder.layers.0.self_attention.linear_qkv.weight", {32, 16}},
+      {"decoder.layers.1.self_attention.linear_qkv.weight", {32, 16}},
+      {at + "eh_proj.weight", {16, 32}},
+      {at + "enorm.weight", {16}},
+      {layer + "self_attention.linear_qkv.weight", {32, 16}},
+      {layer + "mlp.linear_fc1.weight", {48, 16}},
+      {layer + "mlp.experts.local_experts.1.linear_fc2.weight", {16, 24}},
+      {"output_layer.weight", {256, 16}}};
+  const std::string facts = R"(, "num_query_groups": 2, "gated_linear_unit": true)";
+  const std::string untied = facts + R"(, "tie_word_embeddings": false)";
+  const Model model = megatron_model(tensors, untied);
+  const auto on = [&](std::string_view name, StateCoords state) {
+    return part(model, name, {.tp = 2, .pp = 2, .ep = 2}, state);
+  };
+  EXPECT_EQ(on(at + "eh_proj.weight", {.tp = 1, .pp = 1}), "[8, 32]: [8:16, 0:32]");
+  EXPECT_EQ(on(at + "enorm.weight", {.tp = 1, .pp = 1}), "[16]: [0:16]");
+  EXPECT_EQ(on(layer + "self_attention.linear_qkv.weight", {.tp = 1, .pp = 1}),
+            "[16, 16]: [16:32, 0:16]");
+  EXPECT_EQ(on(layer + "mlp.linear_fc1.weight", {.tp = 1, .pp = 1}),
+            "[24, 16]: [12:24, 0:16] [36:48, 0:16] at [12, 0]");
+  const std::string expert = layer + "mlp.experts.local_experts.1.linear_fc2.weight";
+  EXPECT_EQ(on(expert, {.tp = 1, .pp = 1, .ep = 1}), "[16, 12]: [0:16, 12:24]");
+  EXPECT_EQ(on(expert, {.tp = 1, .pp = 1, .ep = 0}), "not here");
+  for (size_t i = 3; i < tensors.size(); ++i) EXPECT_EQ(on(tensors[i].first, {}), "not here");
+  // These look tokens up, too.
+  for (const uint32_t stage : {0u, 1u, 2u})
+    EXPECT_EQ(part(model, "embedding.word_embeddings.weight", {.tp = 2, .pp = 3}, {.pp = stage}),
+              stage == 1 ? "not here" : "[128, 16]: [0:128, 0:16]");
+  const Model without = megatron_model({tensors[0], tensors[1], tensors[2], tensors[8]}, untied);
+  EXPECT_EQ(part(without, "embedding.word_embeddings.weight", {.pp = 2}, {.pp = 1}), "not here");
+}
+
+TEST(Families, MegatronsBert) {
+  const Model model =
+      megatron_model({{"embedding.word_embeddings.weight", {256, 16}},
+                      {"embedding.tokentype_embeddings.weight", {2, 16}},
+                      {"encoder.layers.0.self_attention.linear_qkv.weight", {48, 16}},
+                      {"encoder.layers.0.self_attention.linear_qkv.bias", {48}},
+                      {"encoder.layers.1.self_attention.linear_proj.weight", {16, 16}},
+                      {"encoder.layers.1.mlp.linear_fc1.bias", {24}},
+                      {"encoder.layers.1.mlp.linear_fc2.weight", {16, 24}},
+                      {"encoder.final_layernorm.bias", {16}},
+                      {"lm_head.dense.weight", {16, 16}},
+                      {"lm_head.layer_norm.bias", {16}},
+                      {"output_layer.bias", {256}},
+                      {"binary_head.weight", {2, 16}},
+                      {"pooler.dense.weight", {16, 16}}},
+                     R"(, "tie_word_embeddings": true, "gated_linear_unit": false)");
+  const auto on = [&](std::string_view name, StateCoords state) {
+    return part(model, name, {.tp = 2, .pp = 2}, state);
+  };
+  EXPECT_EQ(why_not(model, {.tp = 2, .pp = 2}), "");
+  EXPECT_EQ(on("encoder.layers.0.self_attention.linear_qkv.weight", {.tp = 1}),
+            "[24, 16]: [24:48, 0:16]");
+  EXPECT_EQ(on("encoder.layers.0.self_attention.linear_qkv.bias", {.tp = 1}), "[24]: [24:48]");
+  EXPECT_EQ(on("encoder.layers.1.self_attention.linear_proj.weight", {.tp = 1, .pp = 1}),
+            "[16, 8]: [0:16, 8:16]");
+  EXPECT_EQ(on("encoder.layers.1.mlp.linear_fc1.bias", {.tp = 1, .pp = 1}), "[12]: [12:24]");
+  EXPECT_EQ(on("encoder.layers.1.mlp.linear_fc2.weight", {.tp = 1, .pp = 1}),
+            "[16, 12]: [0:16, 12:24]");
+  EXPECT_EQ(on("output_layer.bias", {.tp = 1, .pp = 1}), "[128]: [128:256]");
+  EXPECT_EQ(on("embedding.word_embeddings.weight", {.tp = 1, .pp = 1}),
+            "[128, 16]: [128:256, 0:16]");
+  for (const char* name :
+       {"encoder.final_layernorm.bias", "lm_head.dense.weight", "lm_head.layer_norm.bias",
+        "binary_head.weight", "pooler.dense.weight"}) {
+    EXPECT_EQ(on(name, {.tp = 1}), "not here") << name;
+    EXPECT_EQ(on(name, {.tp = 1, .pp = 1}), on(name, {.pp = 1})) << name;
+  }
+}
+
+TEST(Families, MegatronsT5) {
+  const Model model =
+      megatron_model({{"embedding.word_embeddings.weight", {256, 16}},
+                      {"position_embeddings.weight", {12, 16}},
+                      {"encoder_relative_pos_emb.relative_attention_bias.weight", {8, 4}},
+                      {"encoder.layers.0.self_attention.linear_qkv.weight", {48, 16}},
+                      {"decoder.layers.0.cross_attention.linear_q.bias", {16}},
+                      {"decoder.layers.0.cross_attention.linear_kv.weight", {32, 16}},
+                      {"decoder.layers.0.cross_attention.linear_proj.weight", {16, 16}},
+                      {"decoder.layers.0.cross_attention.linear_proj.bias", {16}},
+                      {"decoder.layers.0.pre_cross_attn_layernorm.weight", {16}},
+                      {"lm_head.output_layer.weight", {256, 16}}});
+  const auto on = [&](std::string_view name, StateCoords state) {
+    return part(model, name, {.tp = 2}, state);
+  };
+  const std::string cross = "decoder.layers.0.cross_attention.";
+  EXPECT_EQ(why_not(model, {.tp = 4}), "");
+  EXPECT_EQ(on(cross + "linear_q.bias", {.tp = 1}), "[8]: [8:16]");
+  EXPECT_EQ(on(cross + "linear_kv.weight", {.tp = 1}), "[16, 16]: [16:32, 0:16]");
+  EXPECT_EQ(on(cross + "linear_proj.weight", {.tp = 1}), "[16, 8]: [0:16, 8:16]");
+  EXPECT_EQ(on(cross + "linear_proj.bias", {.tp = 1}), "[16]: [0:16]");
+  EXPECT_EQ(on("encoder_relative_pos_emb.relative_attention_bias.weight", {.tp = 1}),
+            "[8, 4]: [0:8, 0:4]");
+  EXPECT_EQ(on("lm_head.output_layer.weight", {.tp = 1}), "[128, 16]: [128:256, 0:16]");
+  EXPECT_THAT(why_not(model, {.tp = 8}), ::testing::HasSubstr("tp = 8"));
+  EXPECT_THAT(why_not(model, {.pp = 2}), ::testing::HasSubstr("cannot be cut under pp = 2"));
+}
+
+/// What Transformer Engine's layers have; those of Megatron's own have no latent attention.
+TEST(Families, MegatronsLatentAttention) {
+  const std::string at = "decoder.layers.0.self_attention.";
+  const Model model = megatron_model({{at + "linear_q_down_proj.weight", {8, 16}},
+                                      {at + "linear_q_up_proj.layer_norm_weight", {8}},
+                                      {at + "linear_q_up_proj.weight", {24, 8}},
+                                      {at + "linear_kv_down_proj.weight", {10, 16}},
+                                      {at + "linear_kv_up_proj.weight", {32, 8}},
+                                      {at + "linear_proj.weight", {16, 16}},
+                                      {at + "core_attention.softmax_offset", {4}}});
+  const auto on = [&](std::string_view name) {
+    return part(model, at + std::string(name), {.tp = 2}, {.tp = 1});
+  };
+  EXPECT_EQ(on("linear_q_down_proj.weight"), "[8, 16]: [0:8, 0:16]");
+  EXPECT_EQ(on("linear_kv_down_proj.weight"), "[10, 16]: [0:10, 0:16]");
+  EXPECT_EQ(on("linear_q_up_proj.layer_norm_weight"), "[8]: [0:8]");
+  EXPECT_EQ(on("linear_q_up_proj.weight"), "[12, 8]: [12:24, 0:8]");
+  EXPECT_EQ(on("linear_kv_up_proj.weight"), "[16, 8]: [16:32, 0:8]");
+  EXPECT_EQ(on("linear_proj.weight"), "[16, 8]: [0:16, 8:16]");
+  EXPECT_EQ(on("core_attention.softmax_offset"), "[2]: [2:4]");
+  EXPECT_THAT(why_not(model, {.tp = 8}), ::testing::HasSubstr("tp = 8"));
+}
+
+/// All experts of a rank in two axes: [hidden, experts x width] is [experts, hidden, width] in
+/// memory.
+TEST(Families, MegatronsGroupedExpertsAreRefusedByName) {
+  const std::string name = "decoder.layers.1.mlp.experts.weight1";
+  const Model model =
+      megatron_model({{name, {16, 192}}, {"decoder.layers.0.mlp.experts.weight2", {96, 16}}});
+  EXPECT_EQ(part(model, name, {.pp = 2}, {.pp = 1}), "[16, 192]: [0:16, 0:192]");
+  EXPECT_EQ(why_not(model, {.pp = 2, .dp = 2}), "");
+  for (const ParallelConfig& sizes : {ParallelConfig{.tp = 2}, ParallelConfig{.ep = 2}})
+    EXPECT_THAT(why_not(model, sizes), ::testing::AllOf(::testing::HasSubstr(name),
+                                                        ::testing::HasSubstr("cannot be cut")));
+}
+
 TEST(Families, AdaptersFollowWhatTheyAdapt) {
   const std::string config = R"("model_type": "llama", "hidden_size": 14, "num_hidden_layers": 3,
       "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 5, "intermediate_size": 9,

@@ -258,6 +258,51 @@ TEST(InferByStage, NamesAreThoseOfTheWholeModel) {
   EXPECT_EQ(model.local_name(of[0][1], {}, 0), "optimizer.state." + embedding + ".exp_avg");
 }
 
+/// Layers that predict further tokens count from 0 on their stage, which has the embedding, too.
+TEST(InferByStage, LayersThatPredictFurtherTokens) {
+  const LayoutSpec spec{.sizes = {.pp = 2}};
+  const std::string embedding = "embedding.word_embeddings.weight", head = "output_layer.weight",
+                    norm = "decoder.layers.0.input_layernorm.weight",
+                    further = "mtp.layers.0.transformer_layer.input_layernorm.weight";
+  const auto ranks = [&](const std::vector<std::string>& first,
+                         const std::vector<std::string>& last) {
+    std::vector<WrittenRank> made;
+    for (const auto& names : {first, last}) {
+      made.push_back({made.size(), spec.coords(made.size()), {}});
+      for (const std::string& name : names) {
+        const bool table = name == embedding || name == head;
+        made.back().tensors.push_back(
+            {"a.pt", name, DType::kF32, table ? Shape{256, 4} : Shape{4}});
+        made.back().tensors.back().by_stage = true;
+      }
+    }
+    return made;
+  };
+  const auto rules = RuleSet::builtin("megatron").value();
+  RuleSet::Facts facts;
+  facts.numbers = {{"layers", 2}, {"vocab", 256}};
+  facts.tied = false;
+  const auto inferred =
+      Model::infer(rules, facts, spec, ranks({embedding, norm}, {embedding, norm, further, head}));
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  const Model& model = inferred.value().model;
+  const auto& of = inferred.value().tensor_of;
+  EXPECT_EQ(of[0][0], of[1][0]);
+  EXPECT_EQ(model.tensors()[of[1][1]].name, "decoder.layers.1.input_layernorm.weight");
+  EXPECT_EQ(model.tensors()[of[1][2]].name, further);
+  EXPECT_EQ(model.local_name(of[1][0], spec, 1), embedding);
+  EXPECT_EQ(model.local_name(of[1][2], spec, 1), further);
+  EXPECT_FALSE(Model::infer(rules, facts, spec, ranks({embedding, norm}, {norm, further, head})));
+  // The head would be a second name of it there.
+  facts.tied = true;
+  const auto tied = Model::infer(
+      rules, facts, {},
+      {ranks({embedding, norm, "decoder.layers.1.input_layernorm.weight", further}, {})[0]});
+  ASSERT_TRUE(tied.has_value()) << tied.error().message();
+  EXPECT_THAT(tied.value().model.check(spec).error().message(),
+              ::testing::HasSubstr("embedding.word_embeddings.weight is on the last of several"));
+}
+
 /// The head may be on any stage that a layout names.
 TEST(InferByStage, ATiedHeadIsWhereTheLayoutSaysIt) {
   LayoutSpec spec{.sizes = {.pp = 2}, .stages = {1, 1}};

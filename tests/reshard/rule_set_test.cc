@@ -432,6 +432,12 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
               HasSubstr("must differ"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "tied_when": "b"})"),
               HasSubstr("needs 'tied_head'"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "last", "with_mtp": true})"),
+              HasSubstr("'with_mtp' is of what is on the \"first\" stage"));
+  for (const char* sizes : {R"("tp")", R"(["dp"])"})
+    EXPECT_THAT(
+        rule_error(fmt::format(R"({{"names": ["a"], "stage": "all", "not_with": {}}})", sizes)),
+        HasSubstr("not_with"));
   EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "facts": {"heads": "n_head"}})"),
               HasSubstr("'heads' must be a whole number, or a list"));
 }
