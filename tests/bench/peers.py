@@ -47,7 +47,7 @@ BEFORE = 4
 FASTER = 1.01  # than a peer, by as much as is printed
 PEERS = ("safetensors slices", "torch DCP", "torch DCP, HF", "gloo")
 AT_ONCE = 0.7
-REASON = "see how far the rounds are apart: memory that the host has taken back in the pauses costs whoever touches it first"
+REASON = "see the other ratios, how far the rounds are apart, and what else ran"
 
 
 def cut_by_tp(name):
