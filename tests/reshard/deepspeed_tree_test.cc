@@ -71,8 +71,8 @@ TEST(DeepSpeedNames, AModelAloneIsOneOnlyWhereItsFrameworkPutIt) {
   universal.path = "global_step1/zero/w/fp32.pt";
   file.at.clear();
   EXPECT_TRUE(deepspeed_trees().reads({file, zero}));
-  EXPECT_FALSE(
-      deepspeed_trees().reads({file, zero, weights}));  // which are read, and all else is kept
+  EXPECT_TRUE(deepspeed_trees().reads({file, zero, weights}));  // what the Trainer leaves
+  EXPECT_FALSE(deepspeed_trees().reads({file, weights}));
   EXPECT_FALSE(deepspeed_trees().reads({universal}));
   EXPECT_TRUE(deepspeed_trees().reads({universal, file}));
   zero.rank = 3;

@@ -93,7 +93,7 @@ TEST(Families, GemmasScalarsOfLayers) {
 /// Three ways to lie in one weight, told apart by the configuration: a rule's `when`.
 TEST(Families, FalconInEachOfItsForms) {
   const std::string name = "transformer.h.0.self_attention.query_key_value.weight";
-  const auto on = [&](std::string_view form, int64_t rows, uint32_t tp, uint32_t rank) {
+  const auto on = [&](std::string_view form, uint64_t rows, uint32_t tp, uint32_t rank) {
     const auto rules = RuleSet::builtin("falcon").value();
     const std::string config =
         fmt::format(R"({{"model_type": "falcon", "num_attention_heads": 8, {}}})", form);

@@ -211,7 +211,7 @@ TEST(Model, ScalesAreCutWithTheirWeights) {
                         "[0:192], off the grid of blocks of 128; tp = 2 would do"));
   // Five blocks of outputs, and two in each expert that is stacked.
   const std::string up = "model.layers.0.mlp.up_proj.weight", suffix = "_scale_inv";
-  const auto of_rows = [&](int64_t rows) {
+  const auto of_rows = [&](uint64_t rows) {
     return bind(RuleSet::builtin("llama").value(),
                 {tensor(up, {rows, 128}), tensor(up + suffix, {(rows + 127) / 128, 1})});
   };
@@ -493,7 +493,7 @@ TEST(Model, WhatConfigJsonSaysAndTheTensorsDoNot) {
       bind(llama, {tensor(lora + "A.weight", {2, 4}), tensor(lora + "B.weight", {8, 2})}, config);
   EXPECT_TRUE(contradictions(adapter).empty());
 
-  const auto rows = [&](int64_t count) {
+  const auto rows = [&](uint64_t count) {
     return contradictions(bind(llama, {tensor("model.embed_tokens.weight", {count, 4})}, config));
   };
   EXPECT_TRUE(rows(300).empty());  // padding

@@ -118,14 +118,6 @@ class Group:
         self._meet(lambda distributed, group: distributed.all_gather_object(values, value, group=group), here)
         return values
 
-    def send(self, tensor: Any, rank: int, here: bool = False) -> None:
-        """To one that receives."""
-        self._meet(lambda distributed, group: distributed.send(tensor, rank, group=group), here)
-
-    def receive(self, tensor: Any, rank: int, here: bool = False) -> None:
-        """From one that sends as many bytes."""
-        self._meet(lambda distributed, group: distributed.recv(tensor, rank, group=group), here)
-
     def agree(self, failure: Optional[BaseException], what: str, here: bool = False) -> None:
         """All ranks go on, or all raise: one that has failed its failure, the others an OSError with `what`, the rank
         and the reason.

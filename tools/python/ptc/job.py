@@ -15,7 +15,7 @@ from .errors import CommitError, LayoutError, PtcError, ReshardError
 
 _POLL_SECONDS = 0.05
 _ASK_TRIES = 600
-_REMOVE_TRIES = 10
+_REMOVE_TRIES, _REMOVE_WITHIN = 10, 15.0
 
 _HINTS = {  # what of the daemon's words is done here
     "there is no tensor in it that has a name":
@@ -88,16 +88,30 @@ def empty(directory: str) -> None:
 
 
 def remove(directory: str) -> None:
-    """All of a directory, which other ranks may be removing, too. OSError: something stays."""
-    for _ in range(_REMOVE_TRIES):
+    """All of a directory, which other ranks may be removing, too. OSError: something stays.
+
+    Of a cluster nodes that cannot be asked at the moment make it wait (EAGAIN), at most _REMOVE_WITHIN seconds.
+    """
+    end = time.monotonic() + _REMOVE_WITHIN
+    tries = 0
+    while True:
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):
             return
-    try:
-        shutil.rmtree(directory)  # says why
-    except FileNotFoundError:
-        if os.path.lexists(directory):
-            raise
+        tries += 1
+        try:
+            shutil.rmtree(directory)  # says why
+        except FileNotFoundError:
+            if not os.path.lexists(directory):
+                return
+            if tries >= _REMOVE_TRIES:
+                raise
+        except OSError as error:
+            waits = error.errno == errno.EAGAIN and time.monotonic() < end
+            if not waits and tries >= _REMOVE_TRIES:
+                raise
+            if waits:
+                time.sleep(0.1)
 
 
 def _what(status: Mapping[str, Any], error: str) -> str:

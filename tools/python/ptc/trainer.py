@@ -29,8 +29,7 @@ class Callback(TrainerCallback):
 
     An `output_dir` in the job's incoming/ makes that a rename, and each byte is written once; otherwise files are
     copied. optimizer.pt, which goes by numbers, is left out; all else is kept. What ranks have written on other nodes
-    than that of rank 0 belongs to it, too: files stay on their node, and directories, which ranks write together, are
-    brought to rank 0's. One process, DDP, or FSDP with SHARDED_STATE_DICT. CommitError and OSError end the training.
+    than that of rank 0 belongs to it, too, and stays there. One process, DDP, or FSDP with SHARDED_STATE_DICT. CommitError and OSError end the training.
 
     The best model is loaded at the end from where it was committed, if the Trainer was asked to, and its
     save_total_limit holds for the checkpoint-<step> of the job. In output_dir nothing stays, so training goes on from
