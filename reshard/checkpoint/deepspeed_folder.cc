@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "reshard/checkpoint/dcp_values.h"
@@ -213,13 +214,18 @@ class DeepSpeedFolder::Maker {
 
   // --- states
 
-  /// Of no parameter, as a loss scale.
+  /// Of no parameter, as a loss scale; or, of a model that no rules know, a parameter's fp32 copy.
   bool is_optimizer_s_own(uint32_t tensor) const {
-    const std::string_view name = model_.tensors()[tensor].name;
-    return name.starts_with("optimizer.") || name.starts_with("optim.");
+    std::string_view name = model_.tensors()[tensor].name;
+    if (name.starts_with("optimizer.") || name.starts_with("optim.")) return true;
+    if (!name.ends_with(kCopyEnding)) return false;
+    name.remove_suffix(kCopyEnding.size());
+    return whole_names_.contains(name);
   }
 
   void name_parameters() {
+    for (const uint32_t tensor : sources_.parameters)
+      whole_names_.insert(model_.tensors()[tensor].name);
     std::vector<std::string> names;
     std::vector<uint32_t> tensors;
     for (const uint32_t tensor : sources_.parameters)
@@ -492,7 +498,7 @@ class DeepSpeedFolder::Maker {
     return ok();
   }
 
-  static constexpr std::string_view kUniversalDirectory = "zero/";
+  static constexpr std::string_view kUniversalDirectory = "zero/", kCopyEnding = ".fp32";
 
   DeepSpeedFolder& folder_;
   const Model& model_;
@@ -505,6 +511,7 @@ class DeepSpeedFolder::Maker {
       universal_values_;  // by parameter and state
   std::optional<uint64_t> steps_done_;
   std::optional<std::string_view> common_step_;
+  std::unordered_set<std::string_view> whole_names_;  // of tensors that may be parameters
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, uint32_t> kinds_;  // numbers in the folder's
   std::unordered_map<std::string, uint64_t> bytes_;  // of files that are alike

@@ -608,6 +608,15 @@ class Universal(mount.TestCase):
         job.commit("base")
         self.expect_said(*self.expect(self.tree(job), self.whole()))
 
+    def test_of_a_model_that_no_rules_know(self):
+        job = self.new_job()
+        for number, tensor in enumerate(self.model.tensors):
+            tensor.name = f"{number}.weight"
+        self.trained = Trained(self.model)
+        self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 2)
+        job.commit("base")
+        self.expect_said(*self.expect(self.tree(job), self.whole()))
+
     def test_how_a_rank_cuts_each(self):
         """In DeepSpeed's words, for a model that is cut over tensor-parallel ranks."""
         job = self.new_job()

@@ -282,7 +282,7 @@ step()
 after = everything()
 if rank == 0: torch.save([whole, after], {keep!r})""", group=True)
             job.commit("step2")
-            for stage, size in ((1, 1), (2, 3), (3, 2)):
+            for stage, size in ((1, 1), (2, 4), (3, 2)):
                 with self.subTest(saved=saved, stage=stage, size=size):
                     load = of_stage(stage).replace('"bf16"', '"checkpoint": {"load_universal": True}, "bf16"')
                     self.run_ranks(size, "meet += '.deepspeed'", load, f"""
