@@ -19,6 +19,7 @@ import cluster  # noqa: E402  pylint: disable=wrong-import-position
 import elastic  # noqa: E402  pylint: disable=wrong-import-position
 import proof  # noqa: E402  pylint: disable=wrong-import-position
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
+from ptc.ranks import Ranks  # noqa: E402  pylint: disable=wrong-import-position
 
 
 def stat_of(pid):
@@ -102,22 +103,19 @@ class Elastic(mount.TestCase):
         """As when the layout changes just after the ranks were started: they end as if they had made no step."""
         job = self.job("early", dp=2)
         job.wait()
-        elastic.start_server()
-        ranks = [elastic.CONTEXT.Process(target=elastic.train.main, daemon=True, args=(
-            rank, 2, job.path, job.layout, job.current, self.temporary("meet"), self.temporary("log")))
-            for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-            rank.terminate()
-        for rank in ranks:
-            rank.join(60)
-        self.assertEqual([rank.exitcode for rank in ranks], [0, 0])
+        ranks = Ranks(elastic.train.main, [(rank, 2, job.path, job.layout, job.current, self.temporary("meet"), self.temporary("log"))
+                                           for rank in range(2)], elastic.train.PRELOAD)
+        for process in ranks.processes:
+            process.terminate()
+        for process in ranks.processes:
+            process.join(60)
+        self.assertEqual(ranks.codes, [0, 0])
         self.assertEqual((job.checkpoints(), proof.read_log(self.temporary("log"))), (["step00000"], []))
 
     def test_what_ranks_are_forked_from_has_imported_what_they_need(self):
         """Wherever the launcher was started: else each rank would, for seconds."""
         text = ("import sys; sys.path[:0] = sys.argv[1:]; import elastic, time; from multiprocessing import forkserver\n"
-                "elastic.start_server(); server = forkserver._forkserver._forkserver_pid\n"
+                "from ptc.ranks import start_server; start_server(elastic.train.PRELOAD); server = forkserver._forkserver._forkserver_pid\n"
                 "while 'libtorch' not in open(f'/proc/{server}/maps').read(): time.sleep(0.1)\n"
                 "print(elastic.os.environ.get('PYTHONPATH'))")
         places = [os.path.dirname(elastic.__file__), os.path.dirname(os.path.dirname(ptc.__file__))]

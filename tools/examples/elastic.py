@@ -11,44 +11,21 @@ SIGTERM, SIGINT and SIGHUP: all ranks save and end, and the exit status is 128 a
 No rank outlives the launcher, however that ends. Exit status 1: ranks fail again and again, or it cannot go on.
 """
 import importlib
-import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 import time
-from multiprocessing import connection, forkserver, resource_tracker
 
 import ptc
 import train
+from ptc.ranks import Asked, Ranks, asked_by_signals
 
-# Ranks are forked from one process that has imported PyTorch and has done nothing else.
-CONTEXT = multiprocessing.get_context("forkserver")
 RANKS = ("train", "megatron_gpt")
 FAILURES = 5  # in a row, without a checkpoint between
 
 
 class Failing(Exception):
     """Ranks that end by themselves again and again."""
-
-
-def start_server(ranks=train):
-    """The process that ranks are forked from; the first to ask says what it imports. They begin with SIGTERM blocked,
-    as it has it: sent before a rank can save, it waits until the rank can (train.run).
-    """
-    CONTEXT.set_forkserver_preload(ranks.PRELOAD)
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # it would look for them nowhere else
-    resource_tracker.ensure_running()  # it would unblock SIGTERM here
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
 
 
 def wait(job):
@@ -60,7 +37,7 @@ def wait(job):
 
 
 def start(jobs, log, directory, ranks):
-    """Processes for the layout in force and the newest checkpoint; (layout, revision, checkpoint, processes).
+    """Ranks for the layout in force and the newest checkpoint; (layout, revision, checkpoint, they).
 
     `jobs`: the job as each rank sees it.
     """
@@ -83,17 +60,8 @@ def start(jobs, log, directory, ranks):
     for place in {one.path: one for one in [job, *seen]}.values():
         while not shows_the_same(place, job, status["revision"], layout["dp"], checkpoint.meta["consumed"]):
             time.sleep(0.05)
-    start_server(ranks)
-    processes = [CONTEXT.Process(target=ranks.main, daemon=True,
-                                 args=(rank, world, one.path, layout, one.current, meet, log))
-                 for rank, one in enumerate(seen)]
-    try:
-        for process in processes:
-            process.start()
-    except BaseException:
-        end(processes, at_once=True)
-        raise
-    return layout, status["revision"], checkpoint.path, processes
+    arguments = [(rank, world, one.path, layout, one.current, meet, log) for rank, one in enumerate(seen)]
+    return layout, status["revision"], checkpoint.path, Ranks(ranks.main, arguments, ranks.PRELOAD)
 
 
 def shows_the_same(place, job, revision, dp, consumed):
@@ -101,25 +69,6 @@ def shows_the_same(place, job, revision, dp, consumed):
     plan = place.read_json("dataset/plan.json")
     return (place.status["in_force_revision"] == revision and plan["segments"][-1]["dp"] == dp
             and plan["consumed"] == consumed and os.readlink(place.file("current")) == os.readlink(job.file("current")))
-
-
-def end(processes, at_once):
-    """Ends all: they save, unless `at_once`. Where one dies, the others would wait for it for ever, and are killed."""
-    processes = [process for process in processes if process.pid is not None]
-    try:
-        if not at_once:
-            for process in processes:
-                process.terminate()
-            while not any(process.exitcode for process in processes):
-                waiting = [process.sentinel for process in processes if process.exitcode is None]
-                if not waiting:
-                    return
-                connection.wait(waiting)
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.join()
 
 
 def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train):
@@ -133,7 +82,7 @@ def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train
     with tempfile.TemporaryDirectory() as directory:
         while True:
             try:
-                layout, revision, checkpoint, processes = start(jobs, log, directory, ranks)
+                layout, revision, checkpoint, running = start(jobs, log, directory, ranks)
             except OSError:  # a daemon has gone meanwhile
                 failures += 1
                 if failures >= FAILURES:
@@ -144,8 +93,8 @@ def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train
             codes = []
             try:
                 for change in jobs(None, 0).watch(0.05, revision):
-                    on_look(layout, processes)
-                    codes = [process.exitcode for process in processes]
+                    on_look(layout, running.processes)
+                    codes = running.codes
                     if all(code == 0 for code in codes):
                         return  # by themselves: all is consumed
                     if change is not None or any(codes):
@@ -153,32 +102,25 @@ def run(job, log, on_look=lambda layout, processes: None, jobs=None, ranks=train
             except OSError:  # nothing can be saved: back to what is committed, when the daemon is there again
                 codes = [1]
             except BaseException:
-                end(processes, at_once=False)
+                running.end(at_once=False)
                 raise
-            end(processes, at_once=any(codes))
+            running.end(at_once=any(codes))
             failures += any(codes)
             if failures >= FAILURES:
-                raise Failing(f"ranks end again and again, with {[process.exitcode for process in processes]}, and "
-                              f"have saved nothing since {checkpoint}")
+                raise Failing(f"ranks end again and again, with {running.codes}, and have saved nothing since {checkpoint}")
 
 
 def main():
     if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], *([name] for name in RANKS)):
         sys.exit(f"elastic.py JOB LOG [RANKS]\nRANKS: {' or '.join(RANKS)}")
     ranks = importlib.import_module(sys.argv[3]) if len(sys.argv) == 4 else train
-    signals = []
-
-    def asked(number, _):  # a second one, while run() ends the ranks, has it kill them
-        signals.append(number)
-        raise KeyboardInterrupt
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, asked)
     try:
-        run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]), ranks=ranks)
+        with asked_by_signals():
+            run(ptc.Job(sys.argv[1]), os.path.abspath(sys.argv[2]), ranks=ranks)
     except (Failing, OSError, ptc.PtcError) as error:
         sys.exit(f"elastic: {error}")
-    except KeyboardInterrupt:
-        sys.exit(128 + signals[0])
+    except Asked as asked:
+        sys.exit(asked.exit_status)
 
 
 if __name__ == "__main__":
