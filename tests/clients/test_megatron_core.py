@@ -117,6 +117,27 @@ class MegatronCore(mount.TestCase):
     def test_tied_of_sixteen_bits_in_several_buckets(self):
         self.compare("several", ((1, 2, 2), (4, 1, 1), (1, 1, 1)), dtype="bfloat16", tied=True, bucket=500)
 
+    def test_other_models(self):
+        """Layers that predict further tokens, learnable sinks of attention, BERT and T5: ranks have what Megatron's own modules have."""
+        grid = ((2, 2), (1, 1), (2, 1), (1, 2))
+        kinds = {"mtp": grid, "bert": grid, "sinks": grid[1:], "t5": grid[1:3], "t5-relative": grid[1:3]}
+        for kind, layouts in kinds.items():
+            trees = {sizes: self.temporary(f"{kind}-{number}") for number, sizes in enumerate(layouts)}
+            for (tp, pp), top in trees.items():
+                self.run_ranks(tp * pp, os.path.join(HERE, "megatron_models.py"), kind, top, str(tp), str(pp))
+            job = self.mount.job(kind)
+            self.mount.ptc("import", kind, trees[layouts[0]], "--name", "base")
+            for (tp, pp), top in trees.items():
+                for tp_rank, pp_rank in itertools.product(range(tp), range(pp)):
+                    rank = f"iter_0000100/mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if pp > 1 else "")
+                    layout = job.checkpoint("base", "layouts", f"tp{tp}-pp{pp}-dp1", "megatron", rank)
+                    found, wanted = (self.load(at + "/model_optim_rng.pt")["model"] for at in (layout, os.path.join(top, rank)))
+                    found, wanted = ({name: value for name, value in one.items() if value is not None} for one in (found, wanted))
+                    self.expect_same(found, wanted, f"{kind} {layout}")
+            if kind == "t5":
+                self.assertEqual(mount.error_of(lambda: job.save_layout(pp=2)), "EINVAL")  # pylint: disable=cell-var-from-loop
+                self.assertIn("cannot be cut under pp = 2", job.error())
+
     def test_torch_dist(self):
         """What its own distributed checkpointing wrote is dcp.save's, with more beside."""
         import torch.distributed.checkpoint as dcp  # pylint: disable=import-outside-toplevel
