@@ -109,6 +109,8 @@ struct CommitRequest {
   AskToRead read_elsewhere = {};  // where there are such
 };
 
+class ListedFiles;  // file_reads.h
+
 /// The files of a checkpoint that another node has taken. `listing` is what its list_files() said.
 struct FilesElsewhere {
   std::string node;
@@ -119,8 +121,8 @@ struct FilesElsewhere {
 Result<std::string> list_files(int dir_fd);
 /// What draft_commit asks a node that listed files, where others say what is in them: bytes of
 /// them, and where in them the arrays of items lie (file_reads.h).
-Result<std::string> read_parts(int dir_fd, std::string_view request, Executor& executor,
-                               std::stop_token stop);
+Result<std::string> read_parts(int dir_fd, ListedFiles& files, std::string_view request,
+                               Executor& executor, std::stop_token stop);
 /// And then: the checksums of their tensors' parts.
 Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
                                HashCache& hashes, std::stop_token stop);

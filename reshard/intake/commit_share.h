@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "reshard/intake/commit.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/intake/seal.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
@@ -63,6 +64,7 @@ class CommitShare {
 
   const std::string& incoming() const { return incoming_; }
   int directory() const { return directory_.get(); }
+  ListedFiles& listed() { return listed_; }
   /// Other than directories, layout.json and what the data set has consumed.
   bool has_files() const;
   /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed
@@ -107,6 +109,7 @@ class CommitShare {
   const Place place_;
   const std::string id_, incoming_;
   UniqueFd directory_;
+  ListedFiles listed_;
   mutable Mutex mutex_;
   std::map<std::string, FileVersion> versions_
       PTC_GUARDED_BY(mutex_);  // of its files, by path, as they were sealed

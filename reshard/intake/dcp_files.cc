@@ -193,20 +193,21 @@ std::vector<TorchStep> path_of(const DcpTensor& tensor) {
   return {{TorchStep::Kind::kKey, tensor.name, 0}};
 }
 
-/// What Megatron-LM says of itself in a common.pt; nullopt: it is another's, or cannot be read.
-std::optional<MegatronFile> said_in(const FileReader& files, const Found& common) {
+/// What Megatron-LM says of itself in a common.pt; nullopt: it is another's.
+Result<std::optional<MegatronFile>> said_in(const FileReader& files, const Found& common) {
+  ReadAt read;
+  std::string text;
   if (common.node == nullptr) {
-    const auto read = files.open(common);
-    if (read.has_error()) return std::nullopt;
-    const auto file = TorchFile::read(read.value(), common.version.bytes);
-    return file.has_value() ? megatron_file(file.value()) : std::nullopt;
+    PTC_TRY(read, files.open(common));
+  } else {
+    if (common.version.bytes > kMostCommonBytes) return std::optional<MegatronFile>();
+    PTC_TRY(text, files.text_of(common));
+    read = read_at(std::as_bytes(std::span(text)));
   }
-  if (common.version.bytes > kMostCommonBytes) return std::nullopt;
-  const auto text = files.text_of(common);
-  if (text.has_error()) return std::nullopt;
-  const auto file =
-      TorchFile::read(read_at(std::as_bytes(std::span(text.value()))), common.version.bytes);
-  return file.has_value() ? megatron_file(file.value()) : std::nullopt;
+  const auto file = TorchFile::read(read, common.version.bytes);
+  if (file.has_value()) return megatron_file(file.value());
+  if (file.error().code() != Code::kInvalidArgument) return file.error();
+  return std::optional<MegatronFile>();
 }
 
 /// Reads chunks where they lie, all in two questions a node.
@@ -218,6 +219,7 @@ ReadChunks chunks_read_by(const FileReader& reader, const DcpMetadata& metadata,
     for (size_t i = 0; i < reads.size(); ++i) {
       const DcpTensor& tensor = metadata.tensors[reads[i].tensor];
       const auto& [box, item] = tensor.chunks[reads[i].chunk];
+      if (item.file >= files.size()) return make_error(Code::kInternal, "it is in no file");
       arrays[item.file].arrays.push_back({item, tensor.dtype, box.extent});
       asked[item.file].push_back(i);
     }
@@ -248,13 +250,13 @@ ReadChunks chunks_read_by(const FileReader& reader, const DcpMetadata& metadata,
 Result<std::optional<std::string>> common_of(const FileReader& reader, const Found& common,
                                              const TakenApart& apart,
                                              const std::vector<Found*>& files) {
-  std::map<uint32_t, std::string> settings;
-  for (const auto& [optimizer, value] : apart.settings) {
-    const DcpItem& item = value.item;
-    if (item.file == DcpItem::kNone || item.length > kMostValueBytes)
+  std::vector<OptimizerSettings> settings;
+  for (const TakenApart::Value& value : apart.settings) {
+    if (value.item.file == DcpItem::kNone || value.item.length > kMostValueBytes)
       return std::optional<std::string>();
-    PTC_TRY(auto parts, reader.read({{files[item.file], {}, {{item.offset, item.length}}}}));
-    settings[optimizer] = std::move(parts[0].ranges[0]);
+    PTC_TRY(auto parts,
+            reader.read({{files[value.item.file], {}, {{value.item.offset, value.item.length}}}}));
+    settings.push_back({value.optimizer, value.key, std::move(parts[0].ranges[0])});
   }
   PTC_TRY(const std::string text, reader.text_of(common));
   return common_of_parameters(read_at(std::as_bytes(std::span(text))), text.size(), settings,
@@ -337,14 +339,16 @@ Result<> find_dcp(const FileReader& reader, std::vector<Found>& found, Executor&
     std::optional<MegatronFile> said;
     std::optional<std::string> by_parameters;
     if (const auto common = by_path.find({index.rank, directory + std::string(kTorchDistCommon)});
-        common != by_path.end())
-      said = said_in(reader, *common->second);
-    if (said) {
-      PTC_TRY(const auto apart,
-              take_buckets_apart(metadata, *said, chunks_read_by(reader, metadata, files)));
-      if (apart) {
-        const Found& common = *by_path.at({index.rank, directory + std::string(kTorchDistCommon)});
-        PTC_TRY(by_parameters, common_of(reader, common, *apart, files));
+        common != by_path.end()) {
+      PTC_TRY(said, said_in(reader, *common->second));
+      if (said) {
+        PTC_TRY(auto apart,
+                take_buckets_apart(metadata, *said, chunks_read_by(reader, metadata, files)));
+        if (apart) {
+          PTC_TRY(by_parameters, common_of(reader, *common->second, *apart, files));
+        }
+        // Without its settings it would be no optimizer's state.
+        if (by_parameters) put_in_place(*std::move(apart), metadata);
       }
     }
     std::vector<FileItems> items(files.size());

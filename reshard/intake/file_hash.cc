@@ -180,10 +180,13 @@ Result<std::vector<Checksum>> hash_task(
     const ArrayToHash& array, const Task& task, HashCache& hashes,
     const std::function<Result<>(std::vector<Checksum>&)>& hash) {
   const FileVersion& version = array.file->version();
+  // Of some formats another file says which array has which number, and where it lies.
+  const std::string array_key =
+      fmt::format("{} {}", array.entry.offset, dtype_name(array.entry.dtype));
   std::vector<std::string> keys;
   std::vector<Checksum> sums;
   for (const Piece& piece : array.part.pieces) {
-    keys.push_back(fmt::format("{} {} {}", array.number, task.begin, piece_key(array, piece)));
+    keys.push_back(fmt::format("{} {} {}", task.begin, array_key, piece_key(array, piece)));
     if (auto sum = hashes.find(version, keys.back())) sums.push_back(*sum);
   }
   if (sums.size() == keys.size()) return sums;

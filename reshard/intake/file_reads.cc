@@ -268,9 +268,18 @@ Result<ReadAt> FileReader::open(const Found& file) const {
   });
 }
 
-Result<std::string> read_parts(int dir_fd, std::string_view request, Executor& executor,
-                               std::stop_token stop) {
-  PTC_TRY(const auto found, find_files(dir_fd, true));
+Result<std::shared_ptr<const std::vector<Found>>> ListedFiles::in(int dir_fd) {
+  MutexLock lock(mutex_);
+  if (found_ == nullptr) {
+    PTC_TRY(auto found, find_files(dir_fd, true));
+    found_ = std::make_shared<const std::vector<Found>>(std::move(found));
+  }
+  return found_;
+}
+
+Result<std::string> read_parts(int dir_fd, ListedFiles& files, std::string_view request,
+                               Executor& executor, std::stop_token stop) {
+  PTC_TRY(const auto found, files.in(dir_fd));
   PTC_TRY(const auto said, line_and_rest(request));
   struct Place {
     size_t wanted, number;
@@ -280,7 +289,7 @@ Result<std::string> read_parts(int dir_fd, std::string_view request, Executor& e
   uint64_t bytes = 0;
   try {
     for (const json::value& file : said.first.at("files").as_array()) {
-      const Found& one = found.at(file.as_array().at(0).to_number<size_t>());
+      const Found& one = found->at(file.as_array().at(0).to_number<size_t>());
       if (one.version.bytes != file.as_array().at(1).to_number<uint64_t>())
         return make_error(Code::kBusy, "{} was written while it was being committed", one.source());
       wanted.push_back({&one, {}, {}});

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "reshard/exec/executor.h"
 #include "reshard/intake/found_files.h"
 #include "store/base/error.h"
+#include "store/base/mutex.h"
 #include "store/codec/dcp_metadata.h"
 #include "store/codec/zip.h"
 #include "store/tensor/box.h"
@@ -45,6 +47,16 @@ struct FileParts {
   };
   std::vector<Array> arrays;
   std::vector<std::string> ranges;
+};
+
+/// A directory's files, listed when somebody asks first. Threads: any.
+class ListedFiles {
+ public:
+  Result<std::shared_ptr<const std::vector<Found>>> in(int dir_fd);
+
+ private:
+  Mutex mutex_;
+  std::shared_ptr<const std::vector<Found>> found_ PTC_GUARDED_BY(mutex_);
 };
 
 /// Threads: any.

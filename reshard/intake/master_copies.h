@@ -8,8 +8,8 @@
 
 namespace ptc {
 
-/// Whether these elements of a master copy, rounded to the weight's type, are what the weight has,
-/// as far as can be told: of types but fp32 and bf16 it cannot. `weight`: as many elements.
+/// Whether these elements of a master copy, rounded to the weight's type (fp32, bf16 or fp16; of
+/// others it cannot be told), are what the weight has. `weight`: as many elements.
 bool is_master_of(std::span<const float> master, DType dtype, std::span<const std::byte> weight);
 
 }  // namespace ptc

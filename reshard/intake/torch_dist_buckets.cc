@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cstring>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <unordered_map>
 
@@ -22,6 +21,7 @@ constexpr std::string_view kChained = "chained_";
 constexpr std::string_view kDistributed = "optimizer.distributed.dp_group_idx_";
 constexpr std::string_view kBuffer = ".gbuf_idx_", kTypes = ".dtype_(", kBucket = ".bucket_idx_";
 constexpr std::string_view kMaster = "param";
+constexpr std::string_view kPerBucket = "per_bucket_numel";  // and _unpadded
 constexpr uint64_t kAligned = 64;  // elements: where a parameter begins in its bucket
 constexpr uint64_t kMostRanks = 1 << 20;
 constexpr uint64_t kMostElements = uint64_t{1} << 50;
@@ -316,6 +316,7 @@ class Unbucketing {
     if (take(name, kLayers) && !stack) of_layer = take_number(name).value_or(0);
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
       const Box& box = tensor.chunks[c].box;
+      if (box.empty()) continue;  // and may be in no file
       if (box.axes() < before) return known->second = {};
       for (size_t axis = 0; axis < before; ++axis)
         if (box.extent[axis] != 1) return known->second = {};
@@ -533,8 +534,9 @@ class Unbucketing {
 
   /// Chunks by their places.
   static std::vector<uint32_t> in_order(const DcpTensor& tensor) {
-    std::vector<uint32_t> order(tensor.chunks.size());
-    std::iota(order.begin(), order.end(), 0u);
+    std::vector<uint32_t> order;
+    for (uint32_t c = 0; c < tensor.chunks.size(); ++c)
+      if (!tensor.chunks[c].box.empty()) order.push_back(c);
     std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
       return tensor.chunks[a].box.offset[0] < tensor.chunks[b].box.offset[0];
     });
@@ -592,7 +594,7 @@ bool is_optimizer_bucket(std::string_view name) {
   return name.find("optimizer.distributed.") != name.npos && name.find(kBucket) != name.npos;
 }
 
-Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
+Result<std::optional<TakenApart>> take_buckets_apart(const DcpMetadata& metadata,
                                                      const MegatronFile& said,
                                                      const ReadChunks& read) {
   std::map<uint32_t, std::string> optimizers;  // by number: the prefix of its names
@@ -605,31 +607,37 @@ Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
   // Experts have one of their own.
   const bool apart = optimizers.size() == 2 && optimizers.contains(0) && optimizers.contains(1);
   if (optimizers.size() != 1 && !apart) return std::optional<TakenApart>();
-  std::vector<DcpTensor> made;
+  TakenApart done;
+  done.experts_apart = apart;
   for (const auto& [number, prefix] : optimizers) {
     Unbucketing one(metadata, said, read,
                     !apart        ? Has::kAll
                     : number == 0 ? Has::kDense
                                   : Has::kExperts,
                     prefix);
-    PTC_TRY(const bool done, one.run());
-    if (!done) return std::optional<TakenApart>();
-    std::move(one.made().begin(), one.made().end(), std::back_inserter(made));
+    PTC_TRY(const bool known, one.run());
+    if (!known) return std::optional<TakenApart>();
+    std::move(one.made().begin(), one.made().end(), std::back_inserter(done.tensors));
   }
-  TakenApart apart_now;
-  apart_now.experts_apart = apart;
-  std::erase_if(metadata.values, [&](DcpValue& value) {
+  const std::string first = fmt::format("{}0.", kDistributed);
+  for (const DcpValue& value : metadata.values) {
     std::string_view rest = value.name;
     const uint32_t number = take_optimizer(rest);
-    if (!rest.starts_with(kDistributed)) return false;
-    if (rest.starts_with(fmt::format("{}0.optimizer/", kDistributed)))
-      apart_now.settings.emplace(number, std::move(value));
-    return true;
+    if (!take(rest, first) || rest.starts_with(kPerBucket)) continue;
+    done.settings.push_back({number, std::string(rest.substr(0, rest.find('/'))), value.item});
+  }
+  return std::optional(std::move(done));
+}
+
+void put_in_place(TakenApart apart, DcpMetadata& metadata) {
+  std::erase_if(metadata.values, [](const DcpValue& value) {
+    std::string_view rest = value.name;
+    take_optimizer(rest);
+    return rest.starts_with(kDistributed);
   });
   std::erase_if(metadata.tensors,
                 [](const DcpTensor& tensor) { return is_optimizer_bucket(tensor.name); });
-  std::move(made.begin(), made.end(), std::back_inserter(metadata.tensors));
-  return std::optional(std::move(apart_now));
+  std::move(apart.tensors.begin(), apart.tensors.end(), std::back_inserter(metadata.tensors));
 }
 
 }  // namespace ptc

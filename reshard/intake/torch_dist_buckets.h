@@ -21,7 +21,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -45,20 +44,26 @@ struct ChunkRead {
 /// By read what is there.
 using ReadChunks = std::function<Result<std::vector<std::string>>(std::span<const ChunkRead>)>;
 
-/// Of buckets that were taken apart.
+/// What buckets become.
 struct TakenApart {
-  /// By optimizer (1: of experts that are apart) the settings that its first rank has
-  /// (`param_groups`), which are those of all.
-  std::map<uint32_t, DcpValue> settings;
+  /// What an optimizer's first rank has beside (`param_groups`), which is the same on all.
+  struct Value {
+    uint32_t optimizer = 0;  // 1: of experts that are apart
+    std::string key;         // "optimizer", "grad_scaler"
+    DcpItem item;
+  };
+  std::vector<DcpTensor> tensors;  // of parameters; their chunks are runs of the buckets'
+  std::vector<Value> settings;
   bool experts_apart = false;
 };
 
-/// Takes buckets of `metadata` apart: their tensors go, and those of parameters come, whose chunks
-/// are runs of the buckets' (DcpTensor::runs); and what else describes the buckets goes. `said`:
-/// what common.pt says. nullopt: there are none, or they stay. Errors are those of `read`.
+/// Takes the buckets of `metadata` apart. `said`: what common.pt says. nullopt: there are none, or
+/// nobody knows what is in them, and they stay. Errors are those of `read`.
 /// Cost: in proportion to the chunks, and to parameters × model-parallel ranks.
-Result<std::optional<TakenApart>> take_buckets_apart(DcpMetadata& metadata,
+Result<std::optional<TakenApart>> take_buckets_apart(const DcpMetadata& metadata,
                                                      const MegatronFile& said,
                                                      const ReadChunks& read);
+/// The buckets' tensors, and what describes them, go from `metadata`, and those of parameters come.
+void put_in_place(TakenApart apart, DcpMetadata& metadata);
 
 }  // namespace ptc

@@ -99,15 +99,15 @@ class Common {
 }  // namespace
 
 std::optional<std::string> common_of_parameters(const ReadAt& read, uint64_t file_bytes,
-                                                const std::map<uint32_t, std::string>& settings,
+                                                std::span<const OptimizerSettings> settings,
                                                 bool apart) {
   Common common(read);
   if (!common.add_file(file_bytes)) return std::nullopt;
-  for (const auto& [optimizer, archive] : settings) {
+  for (const OptimizerSettings& one : settings) {
     std::vector<TorchStep> at{key_of(kOptimizerOf)};
-    if (apart) at.push_back({TorchStep::Kind::kNumberKey, {}, optimizer});
-    at.push_back(key_of(kOptimizerOf));
-    if (!common.add_settings(at, archive)) return std::nullopt;
+    if (apart) at.push_back({TorchStep::Kind::kNumberKey, {}, one.optimizer});
+    at.push_back(key_of(one.key));
+    if (!common.add_settings(at, one.archive)) return std::nullopt;
   }
   return common.finish();
 }

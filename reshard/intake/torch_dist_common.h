@@ -4,19 +4,25 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "store/codec/zip.h"
 
 namespace ptc {
 
+/// What the first rank of an optimizer has beside its parameters' state.
+struct OptimizerSettings {
+  uint32_t optimizer = 0;
+  std::string key;      // "optimizer": its groups; "grad_scaler"
+  std::string archive;  // as torch.save writes it: a list with that alone
+};
+
 /// The same file, with the settings of optimizers where that format has them, and its name.
-/// `settings`: by optimizer the archive of the value that its first rank has of them; `apart`:
-/// there are several. nullopt: the file is another than is known, and stays as it is.
+/// `apart`: there are several optimizers. nullopt: it is another than is known.
 std::optional<std::string> common_of_parameters(const ReadAt& read, uint64_t file_bytes,
-                                                const std::map<uint32_t, std::string>& settings,
+                                                std::span<const OptimizerSettings> settings,
                                                 bool apart);
 
 }  // namespace ptc

@@ -199,7 +199,8 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
         "it once more",
         place_.services.node);
   if (method == PeerMethod::kRead)
-    return read_parts(share->directory(), rest, *place_.services.executor, stop_.get_token());
+    return read_parts(share->directory(), share->listed(), rest, *place_.services.executor,
+                      stop_.get_token());
   if (method == PeerMethod::kHash)
     return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
                       stop_.get_token());

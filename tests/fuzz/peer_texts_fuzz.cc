@@ -1,12 +1,13 @@
 // What nodes tell each other of the files of a commit. The first byte says what it is: a list of
-// files and then their checksums, from a node that has them; what that is asked to hash, behind the
-// directory that it has; the table of a file of dcp.save's; the outline of a distributed optimizer,
-// behind the length of its file; the part of a plan.
+// files and then their checksums, from a node that has them; what that is asked to hash, or to
+// read, behind the directory that it has; the table of a file of dcp.save's; the outline of a
+// distributed optimizer, behind the length of its file; the part of a plan.
 #include "directory_text.h"
 #include "fuzz.h"
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/intake/commit.h"
+#include "reshard/intake/file_reads.h"
 #include "reshard/job/plan_part.h"
 
 namespace ptc::fuzz {
@@ -38,6 +39,10 @@ void lead(std::string_view input) {
     answers.emplace_back(answer);
     return answers;
   };
+  request.read_elsewhere = [&](const std::vector<std::string>& nodes,
+                               const std::vector<std::string>&) {
+    return std::vector<Result<std::string>>(nodes.size(), Result<std::string>(answer));
+  };
   HashCache hashes;
   auto draft = draft_commit(request, {{"w1", listing}}, executor(), hashes, {});
   if (!draft) return check_error(draft.error());
@@ -52,6 +57,9 @@ void follow(std::string_view input) {
   HashCache hashes;
   auto answer = hash_files(directory.fd(), input, executor(), hashes, {});
   if (!answer && answer.error().code() != Code::kBusy) check_error(answer.error());
+  ListedFiles listed;
+  auto read = read_parts(directory.fd(), listed, input, executor(), {});
+  if (!read && read.error().code() != Code::kBusy) check_error(read.error());
 }
 
 void check_table(std::string_view text) {

@@ -31,6 +31,7 @@ class FileReadsTest : public ::testing::Test {
 
   TempDir dir_;
   UniqueFd fd_;
+  ListedFiles listed_;
   std::string content_;
   FilesElsewhere node_{"w1", ""};
   std::vector<Found> found_;
@@ -42,7 +43,7 @@ class FileReadsTest : public ::testing::Test {
     for (size_t i = 0; i < nodes.size(); ++i) {
       EXPECT_EQ(nodes[i], "w1");
       asked_.push_back(requests[i].size());
-      answers.push_back(read_parts(fd_.get(), requests[i], executor_, {}));
+      answers.push_back(read_parts(fd_.get(), listed_, requests[i], executor_, {}));
     }
     return answers;
   };
@@ -82,7 +83,7 @@ TEST_F(FileReadsTest, SmallReadsAreOneQuestion) {
 
 TEST_F(FileReadsTest, WhatIsNotThereIsRefused) {
   const auto why = [&](const std::string& request) {
-    const auto answer = read_parts(fd_.get(), request, executor_, {});
+    const auto answer = read_parts(fd_.get(), listed_, request, executor_, {});
     return answer.has_error() ? answer.error().message() : "answered";
   };
   EXPECT_EQ(why(R"({"files": [[0, 300000]], "arrays": [], "ranges": [[0, 299999, 1]]})"),

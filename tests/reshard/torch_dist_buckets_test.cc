@@ -269,7 +269,9 @@ class Saved {
 bool taken_apart(Saved& saved) {
   auto apart = take_buckets_apart(saved.metadata, saved.said, saved.reader());
   EXPECT_TRUE(apart.has_value()) << apart.error().message();
-  return apart.has_value() && apart.value().has_value();
+  if (!apart.has_value() || !apart.value().has_value()) return false;
+  put_in_place(*std::move(apart).value(), saved.metadata);
+  return true;
 }
 
 TEST(TorchDistBuckets, EachParameterGetsItsOwnState) {
@@ -303,11 +305,30 @@ TEST(TorchDistBuckets, EachParameterGetsItsOwnState) {
 
 TEST(TorchDistBuckets, TheFirstRanksSettingsAreHandedOver) {
   Saved saved({}, 1);
+  saved.metadata.values.push_back(
+      {"optimizer.distributed.dp_group_idx_0.grad_scaler/shard_0_1", {}, {0, 5, 1}});
   const auto apart = take_buckets_apart(saved.metadata, saved.said, saved.reader());
   ASSERT_TRUE(apart.has_value() && apart.value().has_value());
-  ASSERT_EQ(apart.value()->settings.size(), 1u);
-  EXPECT_EQ(apart.value()->settings.at(0).item.offset, 9u);
+  const std::vector<TakenApart::Value>& settings = apart.value()->settings;
+  ASSERT_EQ(settings.size(), 2u);
+  EXPECT_EQ(settings[0].key, "optimizer");
+  EXPECT_EQ(settings[0].item.offset, 9u);
+  EXPECT_EQ(settings[1].key, "grad_scaler");
+  EXPECT_EQ(settings[1].item.offset, 5u);
   EXPECT_FALSE(apart.value()->experts_apart);
+}
+
+/// An empty chunk may be in no file, and is where another one begins.
+TEST(TorchDistBuckets, EmptyChunksAreNoOnes) {
+  Saved saved({.tensor_ranks = 2}, 5);
+  for (DcpTensor& tensor : saved.metadata.tensors) {
+    DcpChunk empty = tensor.chunks.front();
+    empty.box.extent[empty.box.axes() - 1] = 0;
+    empty.item = {};
+    tensor.chunks.insert(tensor.chunks.begin(), empty);
+  }
+  ASSERT_TRUE(taken_apart(saved));
+  saved.expect_state();
 }
 
 /// What is not certain stays as it was, all of it.
@@ -369,6 +390,11 @@ TEST(TorchDistBuckets, WhatDoesNotComeOutStays) {
   expect_stays("layers that were saved together", [&](Saved& saved) {
     DcpTensor& tensor = tensor_of(saved, "linear_proj");
     tensor.chunks = {{Box::whole(tensor.shape), tensor.chunks[0].item}};
+  });
+  expect_stays("parameters without elements", [&](Saved& saved) {
+    DcpTensor& tensor = tensor_of(saved, "linear_proj");
+    tensor.shape[1] = 0;
+    tensor.chunks.clear();
   });
   expect_stays("buckets in three optimizers", [&](Saved& saved) {
     DcpTensor other = tensor_of(saved, "bucket_idx_0.param");
