@@ -84,36 +84,110 @@ bool is_file_name(std::string_view name) {
 
 /// How a tensor-parallel rank cuts a parameter, in DeepSpeed's words.
 struct UniversalCut {
+  enum class Doubt : uint8_t {
+    kNone,
+    kUnknown,  // no rule says it
+    kUneven,   // fused parts of different sizes: `parts` cannot say it
+  };
   uint64_t axis = 0;    // cat_dim
   uint64_t parts = 1;   // param_n_sub_params: each is cut by itself
   bool padded = false;  // vocab_tensor
+  Doubt doubt = Doubt::kNone;
 };
-UniversalCut universal_cut(const Model& model, uint32_t tensor) {
-  UniversalCut cut;
-  LayoutSpec two;
-  two.sizes.tp = 2;
-  const auto part = model.slice(tensor, two, StateCoords());
-  if (part.has_error() || !part.value() || part.value()->flat) return cut;
-  const SubTensor& first = *part.value();
-  const Shape& shape = model.tensors()[tensor].shape;
-  for (size_t axis = 0; axis < shape.size(); ++axis) {
-    if (first.local_shape[axis] >= shape[axis]) continue;
-    cut.axis = axis;
-    cut.padded = axis == 0 && shape.size() == 2 && 2 * first.local_shape[axis] > shape[axis];
-    const uint64_t parts = first.pieces.size();
-    const bool equal = std::all_of(first.pieces.begin(), first.pieces.end(), [&](const Piece& one) {
-      return one.global.extent[axis] * parts * 2 == shape[axis];
-    });
-    if (equal) cut.parts = parts;
-    break;
+
+/// Tensors of one rule and shape are cut alike, so few trial cuts are made. What no rule matches is
+/// not tried: each refusal would name all such tensors.
+class UniversalCuts {
+ public:
+  explicit UniversalCuts(const Model& model) : model_(model), finder_(model.rules()) {}
+
+  UniversalCut of(uint32_t tensor) {
+    const TensorInfo& info = model_.tensors()[tensor];
+    if (Box::whole(info.shape).volume() == 1) return {};
+    const auto match = finder_.find(info.name);
+    if (!match) return {.doubt = UniversalCut::Doubt::kUnknown};
+    if (!match->rule->cut) return {};
+    std::string alike =
+        fmt::format("{} {} {}", fmt::ptr(match->rule), match->part_of != nullptr ? info.name : "",
+                    info.shape.to_string());
+    const auto [known, is_new] = known_.try_emplace(std::move(alike));
+    if (is_new) known->second = find(tensor, *match->rule, match->part_of != nullptr);
+    return known->second;
   }
-  return cut;
-}
+
+ private:
+  /// A size that does not divide the heads says nothing; the smallest that does is one of these.
+  static constexpr uint32_t kMostRanks = 128;
+
+  UniversalCut find(uint32_t tensor, const Rule& rule, bool quantised) const {
+    UniversalCut cut;
+    const Shape& shape = model_.tensors()[tensor].shape;
+    const bool has_axis = !quantised && rule.cut->axis < shape.size();
+    if (has_axis && rule.cut->vocab_multiple) {
+      cut.axis = rule.cut->axis;
+      cut.padded = cut.axis == 0 && shape.size() == 2;  // DeepSpeed pads no others
+      return cut;
+    }
+    const bool refuses =
+        std::find(rule.not_with.begin(), rule.not_with.end(), "tp") != rule.not_with.end();
+    for (uint32_t ranks = 2; ranks <= kMostRanks && !refuses; ++ranks) {
+      LayoutSpec spec;
+      spec.sizes.tp = ranks;
+      const auto part = model_.slice(tensor, spec, StateCoords());
+      if (part.has_error()) continue;
+      return part.value() && !part.value()->flat ? of_first(*part.value(), shape, ranks) : cut;
+    }
+    // As where the number of heads is not known.
+    if (has_axis && !refuses && rule.cut->parts.size() <= 1) {
+      cut.axis = rule.cut->axis;
+    } else {
+      cut.doubt = UniversalCut::Doubt::kUnknown;
+    }
+    return cut;
+  }
+
+  /// By what the first of so many ranks has.
+  static UniversalCut of_first(const SubTensor& first, const Shape& shape, uint32_t ranks) {
+    UniversalCut cut;
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      if (first.local_shape[axis] >= shape[axis]) continue;
+      cut.axis = axis;
+      const uint64_t parts = first.pieces.size(), each = parts == 0 ? 0 : shape[axis] / parts;
+      const auto is_even = [&](const Piece& one) {
+        return each % ranks == 0 && one.global.extent[axis] == each / ranks &&
+               one.global.offset[axis] % each == 0;
+      };
+      const bool even = each > 0 && each * parts == shape[axis] &&
+                        std::all_of(first.pieces.begin(), first.pieces.end(), is_even);
+      if (even) {
+        cut.parts = parts;
+      } else {
+        cut.doubt = UniversalCut::Doubt::kUneven;
+      }
+      break;
+    }
+    return cut;
+  }
+
+  const Model& model_;
+  RuleFinder finder_;
+  std::unordered_map<std::string, UniversalCut> known_;
+};
+
+/// Tensors that are alike in something that LEFT_OUT.txt says.
+struct NamedTensors {
+  uint64_t count = 0;
+  std::string first;
+  void add(std::string_view name) {
+    if (count++ == 0) first = quoted(name);
+  }
+};
 
 std::string counted(uint64_t count, std::string_view first) {
   return count == 1 ? fmt::format("1 tensor ({})", first)
                     : fmt::format("{} tensors ({} …)", count, first);
 }
+std::string counted(const NamedTensors& tensors) { return counted(tensors.count, tensors.first); }
 
 }  // namespace
 
@@ -294,6 +368,8 @@ class DeepSpeedFolder::Maker {
   Result<> add_files() {
     uint64_t narrow = 0, without = 0, uncounted = 0;
     std::string first_narrow, first_without, first_uncounted;
+    NamedTensors of_no_rule, uneven;
+    UniversalCuts cuts(model_);
     for (Parameter& parameter : parameters_) {
       const TensorInfo& info = model_.tensors()[parameter.tensor];
       const auto saved = universal_values_.find(parameter.name);
@@ -308,7 +384,11 @@ class DeepSpeedFolder::Maker {
         first_narrow = quoted(parameter.name);
       if (!parameter.states.contains("exp_avg") && without++ == 0)
         first_without = quoted(parameter.name);
-      const UniversalCut cut = universal_cut(model_, parameter.tensor);
+      const UniversalCut cut = cuts.of(parameter.tensor);
+      if (saved_with(kUniversalMaster) == nullptr) {
+        if (cut.doubt == UniversalCut::Doubt::kUnknown) of_no_rule.add(parameter.name);
+        if (cut.doubt == UniversalCut::Doubt::kUneven) uneven.add(parameter.name);
+      }
       for (const auto& [state, tensor] : parameter.states) {
         if (torch_dtype_name(model_.tensors()[tensor].dtype).empty()) continue;
         PTC_TRY(const uint32_t kind, kind_of(state, cut, saved_with(state)));
@@ -330,6 +410,14 @@ class DeepSpeedFolder::Maker {
       table.values.emplace_back("", std::string(*step));
       PTC_TRY(add_file(parameter.name, kUniversalStep, same_kind({std::move(table), true}), kNone));
     }
+    if (of_no_rule.count > 0)
+      leave_out("cat_dim of " + counted(of_no_rule),
+                "no rule says how ranks cut it, and it is 0; do not load it under tensor "
+                "parallelism");
+    if (uneven.count > 0)
+      leave_out("how ranks cut " + counted(uneven),
+                "parts of different sizes are fused in it, which param_n_sub_params cannot say; "
+                "do not load it under tensor parallelism");
     if (narrow > 0)
       leave_out("fp32 copies of " + counted(narrow, first_narrow),
                 "there are none; their fp32.pt has the parameter in its own type, which DeepSpeed "

@@ -615,7 +615,7 @@ class Universal(mount.TestCase):
         self.trained = Trained(self.model)
         self.trained.save_flat(lambda rank: job.incoming("base") + "/global_step100", 2)
         job.commit("base")
-        self.expect_said(*self.expect(self.tree(job), self.whole()))
+        self.expect_said(*self.expect(self.tree(job), self.whole(), left_out=[f"cat_dim of {len(self.whole())} tensors ('0.weight' …): no rule"]))
 
     def test_how_a_rank_cuts_each(self):
         """In DeepSpeed's words, for a model that is cut over tensor-parallel ranks."""
