@@ -12,6 +12,7 @@
 #include "store/base/json.h"
 #include "store/codec/dcp_compose.h"
 #include "store/codec/pickle_writer.h"
+#include "store/codec/torch_compose.h"
 #include "store/codec/torch_file.h"
 #include "store/codec/torch_path.h"
 
@@ -49,6 +50,19 @@ Result<std::string> archive_of_number(uint64_t number) {
   PickleWriter writer;
   writer.integer(static_cast<int64_t>(number));
   return archive_of(std::move(writer));
+}
+
+/// As torch's own optimizers have it: a float of no axes.
+Result<std::string> archive_of_steps(uint64_t steps) {
+  const TorchPathValue tensor;
+  PTC_TRY(const TorchLayout made, compose_torch_file(std::span(&tensor, 1)));
+  std::string archive(made.zip.file_bytes, '\0');
+  for (const ZipWriter::Piece& piece : made.zip.pieces)
+    archive.replace(piece.offset, piece.bytes.size(), piece.bytes);
+  const auto number = static_cast<float>(steps);
+  archive.replace(made.tensors.front().offset, sizeof number,
+                  std::string_view(reinterpret_cast<const char*>(&number), sizeof number));
+  return archive;
 }
 
 /// The whole number in an archive; nullopt: it is something else.
@@ -201,6 +215,7 @@ class DeepSpeedFolder::Maker {
     PTC_TRY(sort_values());
     name_parameters();
     find_states();
+    PTC_TRY(count_iterations());
     PTC_TRY(add_files());
     PTC_TRY(make_model_states());
     PTC_TRY(make_optimizer_state());
@@ -216,6 +231,11 @@ class DeepSpeedFolder::Maker {
     uint32_t tensor = 0;
     std::string name;                                     // the module's
     std::map<std::string, uint32_t, std::less<>> states;  // tensors
+    bool has_moments() const {
+      return std::any_of(states.begin(), states.end(), [](const auto& one) {
+        return one.first != kUniversalMaster && one.first != kUniversalStep;
+      });
+    }
   };
 
   void leave_out(std::string_view what, std::string_view why) {
@@ -363,13 +383,27 @@ class DeepSpeedFolder::Maker {
       leave_out(counted(others, first), "they are not one element for each of a parameter's");
   }
 
+  /// Megatron's distributed optimizer counts steps for all of its parameters at once.
+  Result<> count_iterations() {
+    if (common_step_ || of_deepspeed_ || !sources_.iteration) return ok();
+    bool has_moments = false;
+    for (const Parameter& parameter : parameters_) {
+      if (parameter.states.contains(kUniversalStep)) return ok();
+      has_moments = has_moments || parameter.has_moments();
+    }
+    if (!has_moments) return ok();
+    PTC_TRY(iterations_, archive_of_steps(*sources_.iteration));
+    common_step_ = iterations_;
+    return ok();
+  }
+
   // --- files
 
   Result<> add_files() {
-    uint64_t narrow = 0, without = 0, uncounted = 0;
-    std::string first_narrow, first_without, first_uncounted;
-    NamedTensors of_no_rule, uneven;
+    NamedTensors narrow, without, uncounted, of_no_rule, uneven;
     UniversalCuts cuts(model_);
+    std::set<std::string_view> steps;
+    bool has_moments = false;
     for (Parameter& parameter : parameters_) {
       const TensorInfo& info = model_.tensors()[parameter.tensor];
       const auto saved = universal_values_.find(parameter.name);
@@ -380,10 +414,27 @@ class DeepSpeedFolder::Maker {
       };
       const auto [master, added] =
           parameter.states.try_emplace(std::string(kUniversalMaster), parameter.tensor);
-      if (added && dtype_bits(info.dtype) < dtype_bits(DType::kF32) && narrow++ == 0)
-        first_narrow = quoted(parameter.name);
-      if (!parameter.states.contains("exp_avg") && without++ == 0)
-        first_without = quoted(parameter.name);
+      if (added && dtype_bits(info.dtype) < dtype_bits(DType::kF32)) narrow.add(parameter.name);
+
+      const bool has_own_step = parameter.states.contains(kUniversalStep);
+      std::optional<std::string_view> step;
+      if (const auto* values = saved_with(kUniversalStep);
+          !has_own_step && values != nullptr && values->size() == 1 && values->front().path.empty())
+        step = values->front().archive;
+      if (!parameter.has_moments()) {  // of what is not trained there is no step either
+        without.add(parameter.name);
+      } else if (!has_own_step && !step && !common_step_) {
+        // DeepSpeed would load them, and fail as it trains.
+        uncounted.add(parameter.name);
+        std::erase_if(parameter.states,
+                      [](const auto& one) { return one.first != kUniversalMaster; });
+      } else {
+        has_moments = true;
+        if (!parameter.states.contains("exp_avg")) without.add(parameter.name);
+        if (!has_own_step && !step) step = common_step_;
+      }
+      if (step) steps.insert(*step);
+
       const UniversalCut cut = cuts.of(parameter.tensor);
       if (saved_with(kUniversalMaster) == nullptr) {
         if (cut.doubt == UniversalCut::Doubt::kUnknown) of_no_rule.add(parameter.name);
@@ -394,18 +445,7 @@ class DeepSpeedFolder::Maker {
         PTC_TRY(const uint32_t kind, kind_of(state, cut, saved_with(state)));
         PTC_TRY(add_file(parameter.name, state, kind, tensor));
       }
-      if (parameter.states.contains(kUniversalStep)) continue;
-      std::optional<std::string_view> step;
-      if (const auto* values = saved_with(kUniversalStep);
-          values != nullptr && values->size() == 1 && values->front().path.empty())
-        step = values->front().archive;
-      // Of what is not trained there is none.
-      const bool is_trained = parameter.states.contains("exp_avg");
-      if (!step && is_trained) step = common_step_;
-      if (!step) {
-        if (is_trained && uncounted++ == 0) first_uncounted = quoted(parameter.name);
-        continue;
-      }
+      if (!step) continue;
       DcpTable table;
       table.values.emplace_back("", std::string(*step));
       PTC_TRY(add_file(parameter.name, kUniversalStep, same_kind({std::move(table), true}), kNone));
@@ -418,19 +458,23 @@ class DeepSpeedFolder::Maker {
       leave_out("how ranks cut " + counted(uneven),
                 "parts of different sizes are fused in it, which param_n_sub_params cannot say; "
                 "do not load it under tensor parallelism");
-    if (narrow > 0)
-      leave_out("fp32 copies of " + counted(narrow, first_narrow),
+    if (narrow.count > 0)
+      leave_out("fp32 copies of " + counted(narrow),
                 "there are none; their fp32.pt has the parameter in its own type, which DeepSpeed "
                 "widens as it loads");
-    if (uncounted > 0)
-      leave_out(
-          "step.pt of " + counted(uncounted, first_uncounted),
-          "no number of steps is saved for each parameter, or groups have different ones; the "
-          "optimizer that loads goes on from its own");
-    if (without > 0)
-      leave_out("exp_avg.pt and exp_avg_sq.pt of " + counted(without, first_without),
-                "the checkpoint has none. Stage 3 loads such a parameter only with "
-                "load_optimizer_states=False");
+    const std::string remedy = fmt::format(
+        "Stage 3 loads such a parameter only with load_module_only=True{}",
+        has_moments ? ", stages 1 and 2 only where no other of its group has moments" : "");
+    if (uncounted.count > 0)
+      leave_out("moments of " + counted(uncounted),
+                "the checkpoint does not say after how many steps they are. " + remedy);
+    if (without.count > 0)
+      leave_out("exp_avg.pt and exp_avg_sq.pt of " + counted(without),
+                "the checkpoint has none. " + remedy);
+    if (steps.size() > 1)
+      leave_out("one number of steps",
+                "parameters have different ones. Stages 1 and 2 do not load such parameters in one "
+                "group, and stage 3 takes the first's for all");
     return ok();
   }
 
@@ -599,6 +643,7 @@ class DeepSpeedFolder::Maker {
       universal_values_;  // by parameter and state
   std::optional<uint64_t> steps_done_;
   std::optional<std::string_view> common_step_;
+  std::string iterations_;  // what common_step_ is of, where no step is saved
   std::unordered_set<std::string_view> whole_names_;  // of tensors that may be parameters
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, uint32_t> kinds_;  // numbers in the folder's

@@ -703,7 +703,9 @@ class Universal(mount.TestCase):
         job.commit("base")
         kinds = {"fp32": "", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
         states = {name: {key: megatron.fill(kind + name, *shape) for key, kind in kinds.items()} for _, name, shape in model.stage(0, 1) if shape}
-        self.expect(self.tree(job), states, step=None, left_out=["lr_scheduler", "step.pt"])
+        _, optimizer = self.expect(self.tree(job), states, step=100., left_out=["lr_scheduler"])
+        self.assertEqual(optimizer["optimizer_state_dict"]["state"][0]["step"], 100.)
+        self.assertEqual(optimizer["optimizer_state_dict"]["state"][0]["step"].dtype, torch.float32)
 
     def test_of_a_model_alone(self):
         job = self.new_job()
@@ -711,7 +713,43 @@ class Universal(mount.TestCase):
         job.commit("base")
         states = {tensor.name: {"fp32": to_torch(tensor)} for tensor in self.model.tensors}
         self.expect(self.tree(job), states, tag="global_step0", step=None,
-                    left_out=["fp32 copies of", "widens", "exp_avg.pt and exp_avg_sq.pt of", "load_optimizer_states=False"])
+                    left_out=["fp32 copies of", "widens", "exp_avg.pt and exp_avg_sq.pt of", "only with load_module_only=True\n"])
+
+    def save_with_moments(self, job, state_of):
+        """As FSDP2's state; `state_of`: of a parameter's number, what there is of the optimizer's beside its name."""
+        dcp = mount.require("torch.distributed.checkpoint")
+        weights = {name: to_torch(self.trained.whole["fp32"][name]) for name in self.trained.shapes}
+        states = {name: state_of(number, {key: to_torch(self.trained.whole[key][name]) for key in KEYS[1:]})
+                  for number, name in enumerate(weights)}
+        dcp.save({"model": weights, "optim": {"state": states}}, checkpoint_id=job.incoming("base"), no_dist=True)
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        return weights, states
+
+    def test_moments_of_which_nobody_knows_the_steps(self):
+        job = self.new_job()
+        weights, _ = self.save_with_moments(job, lambda number, moments: moments)
+        self.expect(self.tree(job), {name: {"fp32": weight} for name, weight in weights.items()}, tag="global_step0", step=None,
+                    left_out=[f"moments of {len(weights)} tensors ('model.embed_tokens.weight' …)", "after how many steps",
+                              "only with load_module_only=True\n"])
+
+    def test_moments_of_some(self):
+        job = self.new_job()
+        weights, states = self.save_with_moments(job, lambda number, moments: {"step": torch.tensor(7.), **moments} if number % 2 else {})
+        tree = self.tree(job)
+        self.assertEqual({path.split("/")[2] for path in tree if path.endswith(("/step.pt", "/exp_avg.pt"))},
+                         {name for name in weights if states[name]})
+        self.assertIn("only with load_module_only=True, stages 1 and 2 only where no other of its group has moments\n", tree["LEFT_OUT.txt"])
+
+    def test_steps_that_differ(self):
+        job = self.new_job()
+        top = job.incoming("base") + "/global_step100_universal"
+        self.trained.save_universal(top)
+        for number, name in enumerate(self.trained.shapes):
+            save(7 + number // 40, f"{top}/zero/{name}/step.pt")
+        models.write_file(job.incoming("base") + "/config.json", self.model.config_text())
+        job.commit("base")
+        self.assertIn("parameters have different ones. Stages 1 and 2 do not load", self.tree(job)["LEFT_OUT.txt"])
 
 
 if __name__ == "__main__":
