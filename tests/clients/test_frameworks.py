@@ -72,21 +72,28 @@ def step():
     adam.step()
 """
 
-DEEPSPEED = """
+DEEPSPEED_MODEL = """
 import deepspeed, deepspeed.comm.torch
 # Compiling this takes minutes, and what a build that was killed left is waited for.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 model = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.Linear(9, 7, bias=False))
 deepspeed.init_distributed("gloo", init_method="file://" + meet, rank=rank, world_size=size)
-engine, adam, _, _ = deepspeed.initialize(model=model, config={
-    "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
-    "zero_allow_untested_optimizer": True}, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
+config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True},
+          "zero_allow_untested_optimizer": True}
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+"""
+DEEPSPEED_ENGINE = """
+engine, adam, _, _ = deepspeed.initialize(model=model, optimizer=adam, config=config)
+"""
+DEEPSPEED_STEP = """
 def step():
     loss = engine(torch.ones(2, 6, dtype=torch.bfloat16)).float().square().sum(); engine.backward(loss); engine.step()
 from deepspeed.utils import safe_get_full_fp32_param as full, safe_get_full_optimizer_state as moment
 def everything():
-    return [x for p in engine.module.parameters() for x in (full(p), moment(p, "exp_avg"), moment(p, "exp_avg_sq"))]
+    return [x for p in engine.module.parameters() if p.requires_grad
+            for x in (full(p), moment(p, "exp_avg"), moment(p, "exp_avg_sq"))]
 """
+DEEPSPEED = DEEPSPEED_MODEL + DEEPSPEED_ENGINE + DEEPSPEED_STEP
 
 TRAINER = """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -225,28 +232,38 @@ except AssertionError as error:
 """, group=True)
 
     def test_deepspeed(self):
+        """A new engine, on other numbers of ranks, has all that the one had that saved, and takes the same step next."""
         self.need("deepspeed")
         save, load = self.pages["DeepSpeed"]
+        weights = """
+def weights():
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return [p.detach().clone() for p in engine.module.parameters()]
+"""
         for stage in (1, 2, 3):
-            with self.subTest(stage=stage):
-                name, keep = f"/mnt/ptc/zero{stage}", self.temporary(f"whole{stage}.pt")
-                self.job(f"zero{stage}", dp=2)
-                engine = DEEPSPEED.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
+            for frozen in (False, True):
+                name, keep = f"zero{stage}-{frozen}", self.temporary(f"whole{stage}-{frozen}.pt")
+                job = self.job(name)
+                model = DEEPSPEED_MODEL.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
                 if stage == 3:  # which DeepSpeed can cut
-                    engine = engine.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")
-                self.run_ranks(2, "meet += '.deepspeed'", engine, "step(); step()", save.replace("/mnt/ptc/zero", name),
-                               f"""
-whole = everything()
-if rank == 0: torch.save(whole, {keep!r})
-saved = ptc.load("{name}/checkpoints/step100", rank=0)["model"]
-if {stage} < 3:
-    held = engine.module.state_dict()
-    assert set(held) == set(saved)
-    for key, tensor in held.items(): assert torch.equal(tensor, saved[key]), key
-dist.barrier()""", group=True)
-                for size in (1, 2):
-                    self.run_ranks(size, "meet += '.deepspeed'", engine, "step()", load.replace("/mnt/ptc/zero", name),
-                                   f"same(everything(), torch.load({keep!r}))", group=True)
+                    model = model.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")
+                if frozen:
+                    model = model.replace("deepspeed.init", "model[0].bias.requires_grad = False\ndeepspeed.init", 1)
+                self.run_ranks(2, "meet += '.deepspeed'", model, DEEPSPEED_ENGINE, DEEPSPEED_STEP, weights, "step(); step()",
+                               save.replace("/mnt/ptc/zero", f"/mnt/ptc/{name}"), f"""
+found = [*weights(), *everything()]
+step()
+after = [*weights(), *everything()]
+if rank == 0: torch.save([found, after], {keep!r})""", group=True)
+                self.assertEqual(job.checkpoints(), ["step100"])
+                for size in (1, 4):
+                    with self.subTest(stage=stage, frozen=frozen, size=size):
+                        self.run_ranks(size, "meet += '.deepspeed'", model, load.replace("/mnt/ptc/zero", f"/mnt/ptc/{name}"),
+                                       DEEPSPEED_STEP, weights, f"""
+found, after = torch.load({keep!r})
+same([*weights(), *everything()], found)
+step()
+same([*weights(), *everything()], after)""", group=True)
 
     def test_accelerate(self):
         self.need("accelerate")

@@ -17,7 +17,7 @@ imports it when it is called; `load` and `save` also take and give NumPy arrays.
 | `load_model_state`, `load_optimizer_state` | putting them back, of DTensors each rank's part |
 | `Writer`, `Reader` | the same for `torch.distributed.checkpoint` |
 | `ptc.training` | a rank's loop over the job's samples |
-| `ptc.trainer`, `ptc.lightning`, `ptc.deepspeed` | for Hugging Face's Trainer, Lightning and DeepSpeed |
+| `ptc.trainer`, `ptc.lightning` | for Hugging Face's Trainer and Lightning |
 """
 from __future__ import annotations
 
