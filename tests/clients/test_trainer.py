@@ -148,6 +148,41 @@ trees.move(processes, source, target)
 assert len(everything(target)) == (4 if rank == 0 else 0), everything(target)
 """, self.scratch)
 
+    def test_marks_of_former_calls(self):
+        """What processes left that were killed says nothing of who leads now, and is no file of the checkpoint."""
+        self.run_ranks(3, self.SAVE + """
+if rank > 0: write(".ptc-rank-0", b""); write(".ptc-rank-0123456789abcdef-0", b"")
+trees.move(processes, source, target)
+assert not os.path.exists(source)
+assert len(everything(target)) == (4 if rank == 0 else 6), everything(target)
+assert not [name for name in everything(target) if "ptc-rank" in name], everything(target)
+""", self.scratch)
+
+    def test_no_marks_stay(self):
+        """Where one fails in between; and what it failed at goes well the next time."""
+        for failing in (0, 1):
+            for call in ("listdir", "isdir"):
+                self.run_ranks(3, self.SAVE + f"""
+at = os if "{call}" == "listdir" else os.path
+plain = at.{call}
+def fail(name, *rest):
+    if str(name).endswith("source"): raise OSError("not today")
+    return plain(name, *rest)
+dist.barrier()
+if rank == {failing}: at.{call} = fail
+try:
+    trees.move(processes, source, target)
+    raise SystemExit("moved")
+except OSError as error:
+    assert "not today" in str(error), error
+at.{call} = plain
+dist.barrier()
+assert os.path.exists(source) and not [name for name in everything(source) if "ptc-rank" in name], everything(source)
+dist.barrier()
+trees.move(processes, source, target)
+assert not os.path.exists(source) and len(everything(target)) == (4 if rank == 0 else 6), everything(target)
+""", self.temporary(f"{failing}-{call}"))
+
     def test_one_that_fails(self):
         """All learn it, and none waits."""
         for failing in (0, 1):

@@ -1,13 +1,15 @@
 """Directories that the ranks of several nodes have written, each on the file system of its own node."""
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 from typing import Iterator, Optional, Set
 
 from .group import Group
 
-_MARK = ".ptc-rank-"  # an empty file that says that a rank sees the directory
+_MARK = ".ptc-rank-"  # of an empty file that says that a rank sees the directory: …<call>-<rank>
 _FAILED = "not moved, for another rank could not"
 
 
@@ -31,29 +33,39 @@ def _leader(processes: Group, directory: str) -> Optional[int]:
     """The first of the ranks that see this rank's directory; None: it has none. What is written there may say nothing of
     whose it is, and on a network's file system all see the same.
     """
-    mark = os.path.join(directory, _MARK + str(processes.rank))
+    call = processes.together(lambda: f"{_MARK}{secrets.token_hex(8)}-", here=True)  # what killed ones left has another
+    mark = os.path.join(directory, call + str(processes.rank))
 
     def leave() -> bool:
         if not os.path.isdir(directory):
             return False
         with open(mark, "wb"):
             return True
-    is_there = processes.each(leave, _FAILED, here=True)
 
     def look() -> Optional[int]:
-        marks = [name for name in os.listdir(directory) if name.startswith(_MARK)] if is_there else []
-        return min((int(name[len(_MARK):]) for name in marks), default=None)
-    leader = processes.each(look, _FAILED, here=True)
+        marks = [name for name in os.listdir(directory) if name.startswith(call)] if is_there else []
+        return min((int(name[len(call):]) for name in marks), default=None)
 
     def take_away() -> None:
-        if is_there:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(mark)
+    try:
+        is_there = processes.each(leave, _FAILED, here=True)
+        leader = processes.each(look, _FAILED, here=True)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            take_away()
+        raise
     processes.each(take_away, _FAILED, here=True)
     return leader
 
 
 def _move(source: str, target: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    for name in os.listdir(source):
+        if name.startswith(_MARK):  # of processes that were killed
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(source, name))
     if os.stat(source).st_dev == os.stat(os.path.dirname(target)).st_dev:
         os.rename(source, target)
     else:
