@@ -360,6 +360,41 @@ assert abs(trainer.evaluate()["eval_loss"] - losses[4]) < 1e-4, losses
         self.run_ranks(1, TRAINER, spoils, "max_steps = 8", page, check)
         self.assertEqual(job.checkpoints(), ["checkpoint-4", "checkpoint-8"])
 
+    def test_trainer_leaves_what_is_pinned(self):
+        """It goes on, and what it may keep is counted without it. What has a name that is pinned is not replaced."""
+        self.need("transformers", "accelerate")
+        page, = self.pages["Trainer"]
+        page = page.replace("/mnt/ptc/hf", "/mnt/ptc/hf-pinned")
+        few = page.replace("save_steps=2,", "save_steps=2, save_total_limit=2,")
+        job = self.job("hf-pinned")
+        self.run_ranks(1, TRAINER, "max_steps = 4", page)
+        os.setxattr(job.file("checkpoints/checkpoint-2"), "user.ptc.pin", b"1")
+        self.run_ranks(1, TRAINER, "max_steps = 10", few)
+        self.assertEqual(job.checkpoints(), ["checkpoint-2", "checkpoint-8", "checkpoint-10"])
+        anew = page.replace('-pinned")', '-pinned", overwrite=True)').replace("resume_from_checkpoint=callback.latest", "")
+        self.run_ranks(1, TRAINER, "max_steps = 2", "try:", "\n".join("    " + line for line in anew.splitlines()), """
+    raise SystemExit("replaced")
+except ptc.CommitError as error:
+    assert "checkpoint-2 is pinned" in str(error) and "ptc pin hf-pinned/checkpoint-2 --remove" in str(error), error
+""")
+        self.assertEqual(job.checkpoints(), ["checkpoint-2", "checkpoint-8", "checkpoint-10"])
+        os.removexattr(job.file("checkpoints/checkpoint-2"), "user.ptc.pin")
+        self.run_ranks(1, TRAINER, "max_steps = 2", anew)
+        self.assertEqual(job.checkpoints(), ["checkpoint-8", "checkpoint-10", "checkpoint-2"])
+
+    def test_trainer_goes_on_from_its_own(self):
+        """Of what else is in the job it takes nothing; of its own the one of most steps."""
+        self.need("transformers", "accelerate")
+        job = self.job("hf-others")
+        latest = """
+from ptc.trainer import Callback
+assert Callback("/mnt/ptc/hf-others").latest == (WANTED and f"/mnt/ptc/hf-others/checkpoints/{WANTED}/layouts/tp1-pp1-dp1/rank/0")
+"""
+        for name, wanted in (("step900", None), ("checkpoint-x", None), ("checkpoint-10", "checkpoint-10"),
+                             ("checkpoint-9", "checkpoint-10"), ("last", "checkpoint-10")):
+            job.save({"model": {"w": torch.ones(2)}}, name)
+            self.run_ranks(1, latest.replace("WANTED", repr(wanted)))
+
     def test_trainer_with_a_rank_that_fails(self):
         """In the callback, where only the first works: the others learn it, and do not wait."""
         self.need("transformers", "accelerate")

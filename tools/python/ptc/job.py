@@ -272,6 +272,20 @@ class Job:
         """Names, the oldest first."""
         return [one["name"] for one in self.status["checkpoints"]]
 
+    def is_pinned(self, name: str) -> bool:
+        """Whether a checkpoint is, so that it cannot be removed (`ptc pin`)."""
+        return any(one["name"] == name and one["pinned"] for one in self.status["checkpoints"])
+
+    def remove_unpinned(self, name: str) -> None:
+        """Removes a checkpoint, if there is one, and if it is not pinned. OSError: something stays."""
+        if self.is_pinned(name):
+            return
+        try:
+            remove(self.file("checkpoints", checkpoint_name(name)))
+        except PermissionError:
+            if not self.is_pinned(name):  # meanwhile
+                raise
+
     @property
     def newest(self) -> Optional[str]:
         """The newest checkpoint under the layout in force: a path that stays what it is. `current` leads there once it
@@ -379,10 +393,13 @@ class Job:
 
     def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None, overwrite: bool = False) -> str:
         """The rename that commits, on one rank, tried again while what it asked for goes on. `overwrite`: what has the
-        name is removed before. CommitError, OSError.
+        name is removed before. CommitError (also of `overwrite`, where that is pinned), OSError.
         """
         source, target = self.incoming(name), self.file("checkpoints", name)
         if overwrite and os.path.isdir(source) and os.path.isdir(target):
+            if self.is_pinned(name):
+                raise CommitError(f"checkpoint {name} is pinned, and not replaced; ptc pin {self.name}/{name} --remove "
+                                  "takes that off")
             remove(target)
         deadline = None if timeout is None else time.monotonic() + timeout
         in_vain = 0

@@ -10,17 +10,18 @@ import json
 import os
 import re
 from concurrent.futures import Future
-from typing import Any, Optional, Union
+from typing import Any, List, Optional, Union
 
 from transformers import TrainerCallback
 
 from . import group, trees
-from .job import Job, remove
+from .job import Job
 from .loading import load
 from .optimizer import load_optimizer_state, optimizer_state
 from .saving import commit, save, write_file
 
 _ALONE = {"tp": 1, "pp": 1, "dp": 1}
+_NAME = re.compile(r"checkpoint-\d+")  # what the Trainer calls what it saves, by its count of steps
 _SHARDED = "pytorch_model_fsdp"  # directories of such names are FSDP's sharded state, which dcp.load reads
 
 
@@ -29,12 +30,13 @@ class Callback(TrainerCallback):
 
     An `output_dir` in the job's incoming/ makes that a rename, and each byte is written once; otherwise files are
     copied. optimizer.pt, which goes by numbers, is left out; all else is kept. What ranks have written on other nodes
-    than that of rank 0 belongs to it, too, and stays there. One process, DDP, or FSDP with SHARDED_STATE_DICT. CommitError and OSError end the training.
+    than that of rank 0 belongs to it, too, and stays there. One process, DDP, or FSDP with SHARDED_STATE_DICT.
+    CommitError and OSError end the training.
 
     The best model is loaded at the end from where it was committed, if the Trainer was asked to, and its
-    save_total_limit holds for the checkpoint-<step> of the job. In output_dir nothing stays, so training goes on from
-    `latest`, and not from resume_from_checkpoint=True. `overwrite`: a checkpoint-<step> of a former run is replaced;
-    else it is a CommitError.
+    save_total_limit holds for the checkpoint-<step> of the job; pinned ones stay, and do not count. In output_dir
+    nothing stays, so training goes on from `latest`, and not from resume_from_checkpoint=True. `overwrite`: a
+    checkpoint-<step> of a former run is replaced; else, and where that is pinned, it is a CommitError.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], *, overwrite: bool = False) -> None:
@@ -43,12 +45,13 @@ class Callback(TrainerCallback):
 
     @property
     def latest(self) -> Optional[str]:
-        """For trainer.train(resume_from_checkpoint=…): the newest checkpoint, as one rank has it; of FSDP's sharded
-        state, for any number of ranks. None: there is none. All ranks ask, and get the same.
+        """For trainer.train(resume_from_checkpoint=…): the checkpoint-<step> of most steps, as one rank has it; of
+        FSDP's sharded state, for any number of ranks. None: the job has none of that name, whatever else it has. All
+        ranks ask, and get the same.
         """
         def newest() -> Optional[str]:
-            names = self.job.checkpoints()
-            return os.path.relpath(self._place(names[-1]), self.job.path) if names else None
+            name = max(self._names(), key=_steps, default=None)
+            return None if name is None else os.path.relpath(self._place(name), self.job.path)
         found = group.prepare().together(newest, here=True)
         return None if found is None else self.job.file(found)
 
@@ -80,13 +83,17 @@ class Callback(TrainerCallback):
         sharded = self.job.file("checkpoints", name, "dcp")
         return sharded if _is_sharded(sharded) else self._alone(name)
 
+    def _names(self) -> List[str]:
+        """Of the Trainer's checkpoints, the oldest first."""
+        return [name for name in self.job.checkpoints() if _NAME.fullmatch(name)]
+
     def _remove_oldest(self, limit: Optional[int], best: Optional[str]) -> None:
-        """As the Trainer does in output_dir: never the newest, nor the best."""
-        names = [name for name in self.job.checkpoints() if re.fullmatch(r"checkpoint-\d+", name)]
+        """As the Trainer does in output_dir: never the newest, nor the best. Pinned ones do not count, as for `keep`."""
+        names = [name for name in self._names() if not self.job.is_pinned(name)]
         kept = None if best is None else os.path.relpath(best, self.job.file("checkpoints")).split(os.sep)[0]
         removable = [name for name in names[:-1] if name != kept]
         for name in removable[:max(0, len(names) - limit)] if limit and limit > 0 else ():
-            remove(self.job.file("checkpoints", name))
+            self.job.remove_unpinned(name)
 
     def _check(self, args: Any) -> None:
         if os.path.realpath(args.output_dir) == os.path.realpath(self.job.file("incoming")):
@@ -129,6 +136,10 @@ class Callback(TrainerCallback):
         resumed = processes.each(resume, "not resumed, for another rank could not load", here=True)
         if len(set(processes.gather(resumed, here=True))) > 1:
             raise OSError(f"{where} was found by some ranks, and not by others")
+
+
+def _steps(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _is_sharded(directory: str) -> bool:
