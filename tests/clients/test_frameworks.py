@@ -458,6 +458,23 @@ assert not os.path.exists({ran!r})
                        "for key, value in module.state_dict().items(): assert torch.equal(value, resumed[key]), key")
         self.assertIn("optim", ptc.load(job.path))
 
+    def test_lightning_removes_its_own(self):
+        """Of save_top_k. What another has removed is gone already; what is pinned stays."""
+        self.need("lightning")
+        page, = self.pages["Lightning"]
+        page = page.replace("/mnt/ptc/lightning", "/mnt/ptc/lightning-few").replace("save_top_k=-1", "save_top_k=1")
+        job = self.job("lightning-few")
+        meddles = """
+class Meddles(lightning.Callback):
+    def on_train_batch_start(self, trainer, *_):
+        at = "/mnt/ptc/lightning-few/checkpoints/epoch=0-step=%d.ckpt" % trainer.global_step
+        if trainer.global_step == 2: __import__("shutil").rmtree(at)
+        if trainer.global_step == 4: os.setxattr(at, "user.ptc.pin", b"1")
+path, max_steps = None, 8
+"""
+        self.run_ranks(1, LIGHTNING, meddles, page.replace("callbacks=[saves,", "callbacks=[Meddles(), saves,"))
+        self.assertEqual(job.checkpoints(), ["epoch=0-step=4.ckpt", "epoch=0-step=8.ckpt"])
+
     def test_lightning_saves_a_name_again(self):
         self.need("lightning")
         page, = self.pages["Lightning"]

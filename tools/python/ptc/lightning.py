@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import shutil
 from typing import Any, Dict, Optional, Union
 
 from .arrays import require_torch
@@ -84,7 +83,8 @@ class CheckpointIO(_CheckpointIO):
         return {**checkpoint, "state_dict": state["model"], "optimizer_states": state["optim"]}
 
     def remove_checkpoint(self, path: Any) -> None:
-        shutil.rmtree(self.job.file("checkpoints", checkpoint_name(os.path.basename(os.fspath(path)))))
+        """Of one that is gone already nothing. One that is pinned stays."""
+        self.job.remove_unpinned(checkpoint_name(os.path.basename(os.fspath(path))))
 
 
 class NamedOptimizers(Callback):
