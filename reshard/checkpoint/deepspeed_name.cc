@@ -1,25 +1,11 @@
 #include "reshard/checkpoint/deepspeed_name.h"
 
-#include <charconv>
+#include "reshard/checkpoint/name_parts.h"
 
 namespace ptc {
 namespace {
 
 using DeepSpeedKind = DeepSpeedName::Kind;
-
-bool take_text(std::string_view& text, std::string_view begin) {
-  if (!text.starts_with(begin)) return false;
-  text.remove_prefix(begin.size());
-  return true;
-}
-
-std::optional<uint32_t> take_digits(std::string_view& text) {
-  uint32_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc()) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return number;
-}
 
 /// `zero/<parameter>/<state>.pt` at the end of a path.
 std::optional<DeepSpeedName> universal_name(std::string_view path) {

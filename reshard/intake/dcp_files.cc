@@ -263,6 +263,19 @@ Result<std::optional<std::string>> common_of(const FileReader& reader, const Fou
                               apart.experts_apart);
 }
 
+/// Takes an optimizer's state in buckets apart; what common.pt is then. nullopt: nothing was done.
+Result<std::optional<std::string>> take_state_apart(const FileReader& reader, const Found& common,
+                                                    const MegatronFile& said,
+                                                    const std::vector<Found*>& files,
+                                                    DcpMetadata& metadata) {
+  PTC_TRY(auto apart, take_buckets_apart(metadata, said, chunks_read_by(reader, metadata, files)));
+  if (!apart) return std::optional<std::string>();
+  PTC_TRY(auto text, common_of(reader, common, *apart, files));
+  // Without its settings it would be no optimizer's state.
+  if (text) put_in_place(*std::move(apart), metadata);
+  return text;
+}
+
 /// By tensor, in the metadata's own texts.
 std::vector<std::string_view> names_of(const DcpMetadata& metadata, TorchNaming& naming) {
   TorchNames names;
@@ -342,13 +355,7 @@ Result<> find_dcp(const FileReader& reader, std::vector<Found>& found, Executor&
         common != by_path.end()) {
       PTC_TRY(said, said_in(reader, *common->second));
       if (said) {
-        PTC_TRY(auto apart,
-                take_buckets_apart(metadata, *said, chunks_read_by(reader, metadata, files)));
-        if (apart) {
-          PTC_TRY(by_parameters, common_of(reader, *common->second, *apart, files));
-        }
-        // Without its settings it would be no optimizer's state.
-        if (by_parameters) put_in_place(*std::move(apart), metadata);
+        PTC_TRY(by_parameters, take_state_apart(reader, *common->second, *said, files, metadata));
       }
     }
     std::vector<FileItems> items(files.size());

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <optional>
 #include <unordered_map>
 
 #include "reshard/checkpoint/megatron_optimizer.h"
+#include "reshard/checkpoint/name_parts.h"
 #include "reshard/intake/master_copies.h"
 #include "store/codec/torch_file.h"
 
@@ -26,26 +26,12 @@ constexpr uint64_t kAligned = 64;  // elements: where a parameter begins in its 
 constexpr uint64_t kMostRanks = 1 << 20;
 constexpr uint64_t kMostElements = uint64_t{1} << 50;
 
-/// Takes `text` off the front.
-bool take(std::string_view& name, std::string_view text) {
-  if (!name.starts_with(text)) return false;
-  name.remove_prefix(text.size());
-  return true;
-}
-std::optional<uint32_t> take_number(std::string_view& name) {
-  uint32_t number = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
-  if (error != std::errc()) return std::nullopt;
-  name.remove_prefix(static_cast<size_t>(end - name.data()));
-  return number;
-}
-
 /// "chained_1.": 1; of one alone it is not there.
 uint32_t take_optimizer(std::string_view& name) {
   std::string_view rest = name;
-  if (!take(rest, kChained)) return 0;
-  const auto number = take_number(rest);
-  if (!number || !take(rest, ".")) return 0;
+  if (!take_text(rest, kChained)) return 0;
+  const auto number = take_digits(rest);
+  if (!number || !take_text(rest, ".")) return 0;
   name = rest;
   return *number;
 }
@@ -56,17 +42,17 @@ struct BucketName {
 };
 std::optional<BucketName> bucket_name(std::string_view name) {
   const uint32_t optimizer = take_optimizer(name);
-  if (!take(name, kDistributed)) return std::nullopt;
-  const auto group = take_number(name);
-  if (!group || !take(name, kBuffer)) return std::nullopt;
-  const auto buffer = take_number(name);
+  if (!take_text(name, kDistributed)) return std::nullopt;
+  const auto group = take_digits(name);
+  if (!group || !take_text(name, kBuffer)) return std::nullopt;
+  const auto buffer = take_digits(name);
   const size_t end = name.find(')');
-  if (!buffer || !take(name, kTypes) || end == name.npos) return std::nullopt;
+  if (!buffer || !take_text(name, kTypes) || end == name.npos) return std::nullopt;
   const std::string_view types = name.substr(0, name.find(')'));
   name.remove_prefix(types.size() + 1);
-  if (!take(name, kBucket)) return std::nullopt;
-  const auto bucket = take_number(name);
-  if (!bucket || !take(name, ".") || name.empty()) return std::nullopt;
+  if (!take_text(name, kBucket)) return std::nullopt;
+  const auto bucket = take_digits(name);
+  if (!bucket || !take_text(name, ".") || name.empty()) return std::nullopt;
   return BucketName{optimizer, *group, *buffer, *bucket, types, name};
 }
 
@@ -232,10 +218,10 @@ class Unbucketing {
       const DcpTensor& tensor = metadata_.tensors[t];
       std::string_view name = tensor.name;
       if (is_optimizer_bucket(name) || !is_megatron_parameter(name, tensor.dtype)) continue;
-      const bool stack = take(name, kLayers);
+      const bool stack = take_text(name, kLayers);
       if (stack) {
-        const auto number = take_number(name);
-        if (number && (!take(name, ".") || *number >= kMostRanks)) return false;
+        const auto number = take_digits(name);
+        if (number && (!take_text(name, ".") || *number >= kMostRanks)) return false;
         // Each layer was saved apart, so there are no more than chunks.
         if (!number && (tensor.shape.empty() || tensor.shape[0] > tensor.chunks.size()))
           return false;
@@ -297,7 +283,7 @@ class Unbucketing {
   /// Of a stack: its layers; and of experts: these.
   static bool is_stack(const DcpTensor& tensor) {
     std::string_view name = tensor.name;
-    return take(name, kLayers) && !take_number(name);
+    return take_text(name, kLayers) && !take_digits(name);
   }
   static size_t axes_before(const DcpTensor& tensor) {
     return (is_stack(tensor) ? 1 : 0) + (is_megatron_expert(tensor.name) ? 1 : 0);
@@ -313,7 +299,7 @@ class Unbucketing {
     const size_t before = axes_before(tensor);
     uint64_t of_layer = 0;
     std::string_view name = tensor.name;
-    if (take(name, kLayers) && !stack) of_layer = take_number(name).value_or(0);
+    if (take_text(name, kLayers) && !stack) of_layer = take_digits(name).value_or(0);
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
       const Box& box = tensor.chunks[c].box;
       if (box.empty()) continue;  // and may be in no file
@@ -623,7 +609,7 @@ Result<std::optional<TakenApart>> take_buckets_apart(const DcpMetadata& metadata
   for (const DcpValue& value : metadata.values) {
     std::string_view rest = value.name;
     const uint32_t number = take_optimizer(rest);
-    if (!take(rest, first) || rest.starts_with(kPerBucket)) continue;
+    if (!take_text(rest, first) || rest.starts_with(kPerBucket)) continue;
     done.settings.push_back({number, std::string(rest.substr(0, rest.find('/'))), value.item});
   }
   return std::optional(std::move(done));

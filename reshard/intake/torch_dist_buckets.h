@@ -13,7 +13,7 @@
 // The file does not say which parameters these are. It follows from what it does say:
 //  * the boxes in which a parameter was saved are what its tensor-parallel ranks have of it;
 //  * a stage has as many layers as fill its buckets to their last element, in the order in which
-//    Megatron makes a layer's modules (there are two);
+//    Megatron makes a layer's modules (four are known);
 //  * each parameter's array begins and ends where one of the bucket's chunks does;
 //  * and its master copy, rounded, is the parameter.
 // Where one of these does not hold nothing is taken apart.
