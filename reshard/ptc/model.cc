@@ -155,7 +155,7 @@ bool is_of_a_weight(std::string_view name, const std::unordered_set<std::string_
 }
 
 /// Rules for parameters that have none; empty: too many to be said in a sentence.
-std::string guess_for(const RuleSet& rules, const std::vector<NamedAxes>& parameters) {
+std::string guess_for(const RuleSet& rules, const std::vector<NamedShape>& parameters) {
   const std::string guessed = boost::json::serialize(guessed_rules(parameters));
   if (guessed.size() > kLongestGuess) return {};
   return rules_with(rules, "\"rules\": " + guessed);
@@ -165,12 +165,12 @@ std::string guess_for(const RuleSet& rules, const std::vector<NamedAxes>& parame
 
 Error Model::uncovered_error() const {
   std::vector<std::string_view> names;
-  std::vector<NamedAxes> uncovered;
+  std::vector<NamedShape> uncovered;
   for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) {
     if (covered(bound_[tensor])) continue;
     const TensorInfo& info = tensors_[tensor];
     if (names.size() < 3) names.push_back(info.name);
-    uncovered.push_back({info.name, info.shape.size()});
+    uncovered.push_back({info.name, info.shape});
   }
   const size_t count = uncovered.size();
   std::unordered_set<std::string_view> known;
@@ -178,7 +178,7 @@ Error Model::uncovered_error() const {
     if (covered(bound_[tensor])) known.insert(tensors_[tensor].name);
   const bool of_weights =
       std::any_of(uncovered.begin(), uncovered.end(),
-                  [&](const NamedAxes& one) { return is_of_a_weight(one.names, known); });
+                  [&](const NamedShape& one) { return is_of_a_weight(one.names, known); });
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
   const bool buckets = std::any_of(names.begin(), names.end(), is_optimizer_bucket);
   const std::string guess = numbered || buckets || of_weights ? "" : guess_for(*rules_, uncovered);

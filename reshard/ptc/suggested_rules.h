@@ -4,28 +4,23 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstddef>
-#include <string>
 #include <vector>
 
-namespace ptc {
+#include "reshard/ptc/guessed_cuts.h"
 
-/// Tensors of one kind: "model.layers.{0-3}.mlp.up_proj.weight", or the name of one of them.
-struct NamedAxes {
-  std::string names;
-  size_t axes = 0;
-};
+namespace ptc {
 
 struct SuggestedRules {
   boost::json::object text;
   size_t guesses = 0;  // descriptions in it that begin with "guess"
 };
 
-/// A rules.json for a model with these parameters: the nearest set, and guesses for the rest.
-/// Guessed is by shape and by how parameters are usually called; what neither tells is whole on
-/// each rank, which is right but for parts of weights that are cut.
-SuggestedRules suggested_rules(const std::vector<NamedAxes>& parameters);
+/// A rules.json for a model with these parameters: the nearest set, and guesses for the rest, each
+/// with its reason. What nothing tells is whole on each rank, which is right but for parts of
+/// weights that are cut.
+SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const ModelHints& hints);
 
-/// The same guesses alone: rules for parameters that no rule knows.
-boost::json::array guessed_rules(const std::vector<NamedAxes>& parameters);
+/// The guesses alone, by names: rules for parameters that no rule knows.
+boost::json::array guessed_rules(const std::vector<NamedShape>& parameters);
 
 }  // namespace ptc

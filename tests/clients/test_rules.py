@@ -1,5 +1,6 @@
 """rules.json: a bad one is refused where it is saved, with place and reason; `ptc rules` explains."""
 import json
+import os
 
 import models
 import mount
@@ -264,6 +265,42 @@ class Explained(mount.TestCase):
         known, said = self.suggested(self.job_of_name(models.Gpt2(), "known").name)
         self.assertEqual((known["extends"], known["rules"]), ("gpt2", []))
         self.assertIn("all names", said)
+
+    def python_that_says(self, text):
+        """A program that answers so to whoever asks it for a plan."""
+        path = self.temporary("python")
+        models.write_file(path, "#!/bin/sh\ncat <<'END'\n" + text + "\nEND\n")
+        os.chmod(path, 0o755)
+        return path
+
+    def test_guesses_by_plan_and_config(self):
+        model, directory = models.Llama(), self.temporary("planned")
+        model.config = {**model.config, "model_type": "brand_new"}
+        hidden, inner = model.config["hidden_size"], model.config["intermediate_size"]
+        for name, shape in (("a.weight", (hidden, inner)), ("b.weight", (8, hidden)), ("c.weight", (8, hidden))):
+            model.tensors.append(models.Tensor("model.layers.0.extra." + name, "F32", shape, bytes(4 * shape[0] * shape[1])))
+        model.write_hf(directory)
+        plan = self.python_that_says('{"plan": {"layers.*.extra.b": "colwise"}}')
+        rules, said = self.suggested(directory, "--python", plan)
+        self.assertNotIn("transformers", said)
+        layers = "model.layers.{layer}.extra."
+        self.assertEqual({rule["names"][0]: (rule.get("cut"), rule["description"]) for rule in rules["rules"]}, {
+            layers + "a.weight": ({"axis": 1}, "guess: it has as many columns as the inner width"),
+            layers + "b.weight": ({"axis": 0}, "guess: transformers' plan says colwise"),
+            layers + "c.weight": (None, "guess: whole on each rank")})
+        job = self.new_job()
+        model.write_hf(job.incoming("base") + "/rank/0")
+        job.commit("base")
+        self.assertEqual(self.suggested(job.name, "--python", plan)[0], rules)
+        for text, why in (('{"error": "it has none"}', "python: it has none"), ("{", "is no Python 3, or failed"),
+                          ('{"plan": []}', "did not say a plan"), ("", "is no Python 3, or failed")):
+            bad = self.mount.ptc("rules", "suggest", directory, "--python", self.python_that_says(text), check=False)
+            self.assertEqual((bad.returncode, bad.stdout), (1, ""))
+            self.assertIn(why, bad.stderr)
+        bad = self.mount.ptc("rules", "suggest", directory, "--python", plan + "-none", check=False)
+        self.assertIn("No such file", bad.stderr)
+        # Whatever python3 is: guessed without, where it has no transformers.
+        self.assertEqual(self.suggested(directory)[0]["extends"], "llama")
 
     def test_what_a_refusal_says_can_be_done(self):
         model = models.Llama()

@@ -1,6 +1,7 @@
 // ptc rules: the families that are built in, and how rules cut a model under a layout.
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <boost/json/array.hpp>
 #include <boost/json/serialize.hpp>
@@ -23,11 +24,14 @@
 #include "tools/ptc/model_directory.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/text.h"
+#include "tools/ptc/transformers_plan.h"
 
 namespace ptc::cli {
 namespace {
 
 constexpr uint64_t kMaxRulesBytes = 1 << 20;
+constexpr uint64_t kMaxConfigBytes = 4 << 20;
+constexpr const char* kDefaultPython = "python3";
 
 struct RulesOptions {
   std::string target;
@@ -35,6 +39,7 @@ struct RulesOptions {
   std::string layout;
   std::string family;
   std::string rules;
+  std::string python = kDefaultPython;
   bool as_json = false;
 };
 
@@ -221,17 +226,55 @@ Result<int> check_model(const Context& context, const RulesOptions& options) {
   return finish_check(report.first, report.second, options.as_json);
 }
 
+/// config.json of what the report is of; empty: it has none.
+std::string config_path(const Context& context, const RulesOptions& options) {
+  std::string directory = options.target;
+  if (!is_model_directory(options.target)) {
+    auto found = find_target(context.mount_option, options.target);
+    if (!found) return {};
+    const auto target = with_checkpoint(std::move(found).value());
+    if (!target) return {};
+    directory = target.value().checkpoint_dir() + "/hf";
+  }
+  const std::string path = directory + "/config.json";
+  return ::access(path.c_str(), R_OK) == 0 ? path : std::string();
+}
+
+/// What may tell how a model is cut, beside its names; what is not there is said.
+Result<ModelHints> hints_of(const Context& context, const RulesOptions& options) {
+  ModelHints hints;
+  const std::string path = config_path(context, options);
+  if (path.empty()) {
+    fmt::print(stderr, "ptc: there is no config.json: guessed by names alone\n");
+    return hints;
+  }
+  PTC_TRY(hints.config, read_text_file(AT_FDCWD, path, kMaxConfigBytes));
+  auto plan = transformers_plan(options.python, path);
+  if (!plan) {
+    // Asked for by name, it must be there.
+    if (options.python != kDefaultPython) return std::move(plan).error();
+    fmt::print(stderr, "ptc: transformers' plan was not asked: {}\n", plan.error().message());
+    return hints;
+  }
+  hints.plan = std::move(plan).value();
+  return hints;
+}
+
 Result<int> run_suggest(const Context& context, const RulesOptions& options) {
   PTC_TRY(auto report, report_of(context, options));
-  std::vector<NamedAxes> parameters;
+  std::vector<NamedShape> parameters;
   for (const json::value& value : array_field(report.second, "tensors")) {
     if (!value.is_object()) continue;
     const json::object& tensor = value.get_object();
     // What follows a parameter has its rule.
     if (text_field(tensor, "how").starts_with("follows ")) continue;
-    parameters.push_back({text_field(tensor, "names"), array_field(tensor, "shape").size()});
+    NamedShape& parameter = parameters.emplace_back();
+    parameter.names = text_field(tensor, "names");
+    for (const json::value& extent : array_field(tensor, "shape"))
+      parameter.shape.push_back(whole_number(extent).value_or(0));
   }
-  const SuggestedRules suggested = suggested_rules(parameters);
+  PTC_TRY(const auto hints, hints_of(context, options));
+  const SuggestedRules suggested = suggested_rules(parameters, hints);
   fmt::print("{}", pretty_json(suggested.text));
   if (suggested.guesses == 0) {
     fmt::print(stderr,
@@ -283,11 +326,18 @@ void add_rules(CLI::App& app, Context& context) {
       "suggest", "Print a rules.json for a model of which not all names are known");
   suggest->add_option("JOB", options->target, "a job, JOB/CHECKPOINT, or a model's directory")
       ->required();
+  suggest
+      ->add_option("--python", options->python,
+                   "a Python that has transformers, which is asked for its plan")
+      ->type_name("PROGRAM")
+      ->capture_default_str();
   suggest->footer(
       "It extends the set of rules that knows most of its names. What that does not\n"
-      "know is guessed, and marked so: by how parameters are usually called, else whole\n"
-      "on each rank. Of a model that is imported already the rules stay as they are:\n"
-      "save these as the job's rules.json, then\n"
+      "know is guessed, and marked so with the reason: by transformers' plan of tensor\n"
+      "parallelism, where a Python has it; by extents that config.json names (heads,\n"
+      "experts, inner width, vocabulary); by how parameters are usually called; else\n"
+      "whole on each rank. Of a model that is imported already the rules stay as they\n"
+      "are: save these as the job's rules.json, then\n"
       "\"ptc layout JOB set --rules rules.json\".\n"
       "\nExample:\n  ptc rules suggest ./model > rules.json\n"
       "  ptc rules check ./model --rules rules.json");
