@@ -243,7 +243,7 @@ class Families(mount.TestCase):
         """Of types of whose names some are not known: what is cut by guesses is cut as the plan does."""
         listed, tried = listed_types(os.path.join(mount.bin_dir(), "ptc")), []
         for model_type in families.types_with_plan():
-            if len(tried) == 6:
+            if len(tried) == 3:
                 break
             if model_type in listed:
                 continue
@@ -265,7 +265,7 @@ class Families(mount.TestCase):
                 if model_type == "diffllama":  # its names are a Llama's, its heads are not
                     self.assertIn("guess: transformers' plan does not cut", rules["description"])
                     self.assertIn("model.layers.{layer}.self_attn.q_proj.weight", rules["description"])
-        self.assertEqual(len(tried), 6)
+        self.assertEqual(len(tried), 3)
 
     def test_falcon_in_each_of_its_forms(self):
         """What the model itself takes for q, k and v in a rank's part of the fused weight are that rank's heads."""
