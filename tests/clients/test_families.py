@@ -6,6 +6,7 @@
 """
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -306,14 +307,15 @@ class Families(mount.TestCase):
                 self.assertEqual(bool(report["tied"]), families.is_tied_by_default(model_type))
 
     def test_a_head_is_not_said_to_be_tied_of_types_that_go_by_their_names(self):
-        """Or that it is not: what they are by default would be a guess."""
+        """Or that it is not: what they are by default would be a guess. Of a hundred and fifty; PTC_TEST_SEED repeats a run."""
+        seed = int(os.environ.get("PTC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
+        print(f"PTC_TEST_SEED={seed}", flush=True)
         listed, tensors = listed_types(os.path.join(mount.bin_dir(), "ptc")), {
             "model.embed_tokens.weight": torch.zeros(4, 4), "model.layers.0.input_layernorm.weight": torch.zeros(4),
             "model.layers.1.input_layernorm.weight": torch.zeros(4)}
-        told = set()
-        for model_type in families.configuration_auto.CONFIG_MAPPING_NAMES:
-            if model_type in listed:
-                continue
+        told, always = set(), ["ernie4_5_vl_moe", "hunyuan_vl", "hunyuan_vl_text", "zaya"]
+        others = sorted(set(families.configuration_auto.CONFIG_MAPPING_NAMES) - set(listed) - set(always))
+        for model_type in always + random.Random(seed).sample(others, 150):
             try:
                 tied = families.is_tied_by_default(model_type)
             except Exception:  # pylint: disable=broad-except
@@ -328,7 +330,7 @@ class Families(mount.TestCase):
                     continue
                 told.add(model_type)
                 self.assertEqual((report["tied"], report["fits"]), (tied, True))
-        self.assertGreaterEqual(told, {"ernie4_5_vl_moe", "hunyuan_vl", "hunyuan_vl_text", "zaya"})
+        self.assertGreaterEqual(told, set(always))
 
 
 def marked(outcome):
