@@ -10,7 +10,7 @@ import random
 import struct
 from dataclasses import dataclass
 
-ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8,
+ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F16": 2, "BF16": 2, "I32": 4, "F32": 4, "F64": 8,
               "I64": 8}
 # The byte with the exponent's highest bits: without 0x40 no value is infinite or not a number.
 FLOATS = {"F16", "BF16", "F32", "F64"}

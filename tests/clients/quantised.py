@@ -247,6 +247,26 @@ class Nvfp4(Scheme):
         return found * float(part[self.of_all][0])
 
 
+class Mxfp4(Scheme):
+    """As DeepSeek-V4's experts are published: two elements in a byte, for 32 of them the exponent of their scale."""
+    words_of_columns, group = 2, 32
+    # Published ones do not say the group: then ranks that have one each cannot commit what they have.
+    config = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128], "group_size": 32}
+
+    def quantise(self, rng, out, inputs):
+        return {"weight": ("I8", rng.integers(0, 256, (out, inputs // 2)).astype(numpy.uint8).view(numpy.int8)),
+                "scale": ("F8_E8M0", rng.integers(120, 135, (out, inputs // 32)).astype(numpy.uint8))}
+
+    def dequantise(self, part, out, inputs):
+        packed = part["weight"].view(numpy.uint8)
+        assert packed.shape == (out, inputs // 2)
+        found = numpy.zeros((out, inputs))
+        for column in range(inputs):
+            codes = packed[:, column // 2] >> (4 * (column % 2)) & 15
+            found[:, column] = numpy.array(FP4)[codes] * 2.0 ** (part["scale"][:, column // 32].astype(int) - 127)
+        return found
+
+
 #: Name → scheme; with small groups, so that small models have many.
 SCHEMES = {
     "awq": Awq(16), "awq, one group": Awq(None),
@@ -260,6 +280,7 @@ SCHEMES = {
     "fp8 by inverse": Eight("tensor", "weight_scale_inv", axes=0),
     "fp8 by channels": Eight("channel"), "fp8 by channels, one axis": Eight("channel", axes=1),
     "fp8 by blocks": Eight("block", "weight_scale_inv"), "fp8 by small blocks": Eight("block", block=16),
+    "fp8 by blocks of DeepSeek-V4": Eight("block", "scale"), "mxfp4 of DeepSeek-V4": Mxfp4(),
     "int8 by channels": Eight("channel", dtype="I8"),
     "nvfp4": Nvfp4("weight_packed", "weight_global_scale"), "nvfp4 of modelopt": Nvfp4("weight", "weight_scale_2"),
 }

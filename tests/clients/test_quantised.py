@@ -14,7 +14,7 @@ import quantised  # noqa: E402  pylint: disable=wrong-import-position
 SEED = int(os.environ.get("PTC_TEST_SEED") or random.SystemRandom().randrange(1 << 32))
 CASES = int(os.environ.get("QUANTISED_CASES") or 2)
 NUMPY = {"I32": numpy.int32, "I64": numpy.int64, "U8": numpy.uint8, "I8": numpy.int8, "F8_E4M3": numpy.uint8,
-         "F16": numpy.float16, "BF16": numpy.uint16, "F32": numpy.float32}
+         "F8_E8M0": numpy.uint8, "F16": numpy.float16, "BF16": numpy.uint16, "F32": numpy.float32}
 
 
 def numbers(rng):
