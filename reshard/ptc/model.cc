@@ -123,7 +123,7 @@ namespace {
 constexpr std::string_view kStateNames[] = {
     "exp_avg", "exp_avg_sq",      "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col",
     "exp_inf", "momentum_buffer", "square_avg",     "acc_delta",      "grad_avg",
-    "state1",  "state2",          "fp32_param",     "master_param"};
+    "state1",  "state2",          "fp32_param",     "master_param",   "fp32"};
 
 bool is_named_as_optimizer_state(std::string_view name) {
   const auto is_one = [](std::string_view word) {

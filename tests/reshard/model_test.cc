@@ -323,6 +323,17 @@ TEST(Model, OptimizerStateFollowsItsParameter) {
                                "model.layers.0.self_attn.xq_proj.weight (2 tensors in all)"));
 }
 
+TEST(Model, StateIsKnownByItsNameWhereNoRuleIs) {
+  const Model model = bind(RuleSet::none(), {tensor("w", {8}), tensor("other.exp_avg", {4}),
+                                             tensor("other.fp32", {4}), tensor("fp32_scale", {4})});
+  for (const auto& [name, is_state] : std::map<std::string, bool>{
+           {"w", false}, {"other.exp_avg", true}, {"other.fp32", true}, {"fp32_scale", false}}) {
+    for (uint32_t i = 0; i < model.tensors().size(); ++i) {
+      if (model.tensors()[i].name == name) EXPECT_EQ(model.is_optimizer_state(i), is_state) << name;
+    }
+  }
+}
+
 TEST(Model, StateOfOneElementIsWhatItsKindIs) {
   const Model model = bind(RuleSet::builtin("llama").value(),
                            {tensor("model.layers.0.input_layernorm.weight", {1}),
