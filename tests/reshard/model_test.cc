@@ -329,7 +329,8 @@ TEST(Model, StateIsKnownByItsNameWhereNoRuleIs) {
   for (const auto& [name, is_state] : std::map<std::string, bool>{
            {"w", false}, {"other.exp_avg", true}, {"other.fp32", true}, {"fp32_scale", false}}) {
     for (uint32_t i = 0; i < model.tensors().size(); ++i) {
-      if (model.tensors()[i].name == name) EXPECT_EQ(model.is_optimizer_state(i), is_state) << name;
+      if (model.tensors()[i].name != name) continue;
+      EXPECT_EQ(model.is_optimizer_state(i), is_state) << name;
     }
   }
 }
