@@ -7,7 +7,9 @@ import importlib.util
 import os
 import re
 import shutil
+import subprocess
 import sys
+import textwrap
 
 import mount
 import ranks
@@ -504,9 +506,30 @@ for name, parameter in model.named_parameters():
         page, = self.pages["vLLM"]
         job = self.job("hf-serve")
         os.makedirs(job.file("incoming/checkpoint-4/rank"))
-        self.run_ranks(1, TRAINER, "model.save_pretrained('/mnt/ptc/hf-serve/incoming/checkpoint-4/rank/0')")
+        self.run_ranks(1, TRAINER.replace("vocab_size", "head_dim=32, vocab_size"), """
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+path = '/mnt/ptc/hf-serve/incoming/checkpoint-4/rank/0'
+model.save_pretrained(path)
+words = models.WordLevel({"t%d" % i: i for i in range(model.config.vocab_size)}, unk_token="t0")
+PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="t0").save_pretrained(path)
+""")
         ptc.commit(job.file("incoming/checkpoint-4"))
-        self.run_ranks(1, page.replace("/mnt/ptc/hf/", "/mnt/ptc/hf-serve/"))
+        # A program of its own: the engine's processes begin as it does.
+        script = self.temporary("serve.py")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write("if __name__ == '__main__':\n" + textwrap.indent(page + """
+import torch, transformers
+from vllm import SamplingParams
+prompt = list(range(2, 12))
+served = model.generate({"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+whole = transformers.AutoModelForCausalLM.from_pretrained("/mnt/ptc/hf/checkpoints/checkpoint-4/hf", dtype="auto")
+expected = whole.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False)[0, len(prompt):].tolist()
+assert list(served[0].outputs[0].token_ids) == expected, (served[0].outputs[0].token_ids, expected)
+""", "    ").replace("/mnt/ptc/hf/", self.mount.path + "/hf-serve/"))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300,
+                              env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":
