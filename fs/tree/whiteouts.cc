@@ -47,6 +47,14 @@ timespec Whiteouts::restored() const {
   return restored_;
 }
 
+std::chrono::duration<double> Whiteouts::none_comes_back_for() const {
+  if (!some_) return kForever;
+  MutexLock lock(mutex_);
+  expire();
+  if (paths_.empty()) return kForever;
+  return kRestoreAfter - (std::chrono::steady_clock::now() - last_hidden_);
+}
+
 bool Whiteouts::any() const {
   if (!some_) return false;
   MutexLock lock(mutex_);

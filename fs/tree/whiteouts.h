@@ -28,6 +28,9 @@ class Whiteouts {
   bool hidden(const std::string& path) const;
   /// Whether anything is hidden.
   bool any() const;
+  /// For how long nothing comes back by itself: kForever where nothing is hidden that could.
+  std::chrono::duration<double> none_comes_back_for() const;
+  static constexpr std::chrono::hours kForever{24};
   /// When names came back by themselves, at last; the epoch if never.
   timespec restored() const;
 

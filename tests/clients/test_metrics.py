@@ -44,6 +44,20 @@ class Metrics(mount.TestCase):
         self.assertGreater(grown("ptcfs_request_duration_seconds_sum", operation="lookup"), 0)
         self.assertGreater(grown("ptcfs_read_bytes_total"), 0)  # the first text was read
 
+    def test_a_removal_asks_once_a_name(self):
+        """However many directories lead to a name: their attributes are the kernel's, until hidden names may come back."""
+        job = self.new_job()
+        rows = models.Llama().tensors[0].data[:8]
+        tensors = [models.Tensor(f"a.layers.{layer}.b.{part}.c.weight", "F32", (2,), rows) for layer in range(30) for part in range(8)]
+        models.write_safetensors(job.incoming("base") + "/rank/0/model.safetensors", tensors)
+        job.commit("base")
+        at = job.file("checkpoints/base")
+        names = sum(len(directories) + len(files) for _, directories, files in os.walk(at))
+        before = self.value("ptcfs_requests_total", operation="getattr")
+        shutil.rmtree(at)
+        self.assertLess(self.value("ptcfs_requests_total", operation="getattr") - before, 1.5 * names)
+        self.assertFalse(os.path.exists(at))
+
     def test_a_job_is_seen(self):
         job = self.committed()
         name = job.name

@@ -43,7 +43,12 @@ FsResult<struct stat> FrozenDir::attributes() {
   const mode_t mode = path().empty() ? checkpoint_->checkpoint->manifest().mode & 0755 : 0755;
   struct stat stat = checkpoint_->attributes(S_IFDIR | mode, path());
   stat.st_mtim = later(stat.st_mtim, checkpoint_->hidden.restored());
+  if (const int64_t counted = subdirectories_; counted >= 0) {
+    stat.st_nlink += static_cast<nlink_t>(counted);
+    return stat;
+  }
   PTC_TRY(const auto below, subdirectories());
+  if (below && entries_stay()) subdirectories_ = static_cast<int64_t>(*below);
   stat.st_nlink =
       below ? stat.st_nlink + *below : 1;  // as other file systems say that it is unknown
   return stat;

@@ -1,6 +1,9 @@
 // checkpoints/<name>/: meta.json, model/, hf/, dcp/, layouts/.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,9 +24,10 @@ class FrozenDir : public Node {
   NameLife name_life() const override {
     return path().empty() ? NameLife::kUntilTold : NameLife::kForever;
   }
-  /// Hidden names come back by themselves.
+  /// Until hidden names may come back by themselves: not 0, for `rm -r` has the kernel ask for
+  /// those of each directory on the way to each name that it removes.
   double attribute_seconds() const override {
-    return checkpoint_->hidden.any() ? 0 : kCacheSeconds;
+    return std::min(kCacheSeconds, checkpoint_->hidden.none_comes_back_for().count());
   }
   FsResult<struct stat> attributes() override;
   FsResult<NodeRef> lookup(const std::string& name) final;
@@ -58,6 +62,8 @@ class FrozenDir : public Node {
 
   const JobViewRef job_;
   const std::shared_ptr<CheckpointView> checkpoint_;
+  /// What subdirectories() said, where entries_stay(); asked for at each removal of a name.
+  std::atomic<int64_t> subdirectories_{-1};
 };
 
 class CheckpointDir : public FrozenDir {
