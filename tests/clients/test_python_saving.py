@@ -142,7 +142,7 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
         self.assertEqual(ptc.load(job.path)["w"].tolist(), [1, 1, 1, 1])
         self.assertIn("exists already", second())
         job.save({"w": torch.ones(4)}, "b")
-        self.assertEqual(sorted(os.listdir(job.file("incoming"))), ["a", "a.error"])
+        self.assertEqual(os.listdir(job.file("incoming")), [])
         os.makedirs(job.incoming("c"))
         killed = subprocess.Popen([sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import ptc, os\n"
                                    "ptc.Job(sys.argv[2]).begin('c'); print(1, flush=True); sys.stdin.read()", ranks.PACKAGE,
@@ -183,8 +183,9 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
             for mebibytes in (1, 6, 18):  # in the model's first tensor, its second, the optimizer's
                 with self.subTest(mebibytes=mebibytes):
                     self.assertEqual(saved_and_killed(save, mebibytes << 20), signal.SIGKILL)
+                    left, = [name for name in os.listdir(job.file("incoming")) if not name.endswith(".error")]
                     with self.assertRaisesRegex(ptc.CommitError, r"\.safetensors: it has no header, as one whose writer was ended"):
-                        ptc.commit(job.incoming("a"))
+                        ptc.commit(job.incoming(left))
         job.save({"model": {"w": torch.ones(4)}}, "a")
         self.assertEqual(ptc.load(job.path)["model"]["w"].tolist(), [1, 1, 1, 1])
 
@@ -193,6 +194,14 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
         job.save({"w": torch.ones(4)}, "a")
         with self.assertRaisesRegex(ptc.CommitError, "exists already"):
             job.save({"w": torch.zeros(4)}, "a")
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            ptc.save({"w": torch.zeros(4)}, job.incoming("a"))
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            ptc.save({"w": torch.zeros(4)}, job.incoming("a"), wait=False).result(60)
+        with self.assertRaisesRegex(ptc.CommitError, "exists already"):
+            ptc.commit(job.incoming("a"))
+        ptc.save({"w": torch.ones(4)}, job.incoming("a"), overwrite=True)
+        ptc.commit(job.incoming("a"), overwrite=True)
         job.save({"w": torch.zeros(4)}, "a", overwrite=True)
         self.assertEqual((job.checkpoints(), ptc.load(job.path)["w"].tolist()), (["a"], [0, 0, 0, 0]))
         import torch.distributed.checkpoint as dcp
@@ -206,6 +215,61 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
         with self.assertRaises(TypeError):
             ptc.save({"model": {"w": torch.ones(4, device="meta")}, "other": {"w": torch.ones(4)}}, where)
         self.assertEqual(sorted(os.listdir(where)), ["other.safetensors", "ptc.json"])
+
+    def test_a_taken_name_is_refused_before_anything_is_written(self):
+        """By all ranks alike, and nothing goes that was there. Also what is pinned, where it is to be replaced."""
+        job = ptc.Job.create(self.mount.path + "/taken", dp=2)
+        os.makedirs(job.incoming("a") + "/rank/0")
+        with open(job.incoming("a") + "/rank/0/precious", "w", encoding="utf-8") as file:
+            file.write("left by another")
+        self.run_ranks(2, """
+job = ptc.Job(path)
+job.save({"w": torch.ones(2)}, "b")
+def refused(call, what="exists already, and nothing was written: save under another name, remove it .ptc rm taken/b., or replace it"):
+    import re
+    try: call()
+    except (ptc.CommitError, dcp.api.CheckpointException) as error: assert re.search(what, str(error)), error
+    else: raise SystemExit("not refused")
+    dist.barrier()
+    assert os.listdir(path + "/incoming/b") == ["old"] and os.listdir(path + "/incoming/b/old") == [], os.listdir(path + "/incoming")
+    assert sorted(os.listdir(path + "/incoming")) == ["a", "b"], os.listdir(path + "/incoming")
+dist.barrier()
+if rank == 0: os.makedirs(path + "/incoming/b/old")
+dist.barrier()
+def write(*arguments): raise SystemExit("written")
+kept, ptc.safetensors.write = ptc.safetensors.write, write
+for wait in (True, False):
+    refused(lambda: job.save({"w": torch.zeros(2)}, "b", wait=wait))
+refused(lambda: job.begin("b"))
+refused(lambda: dcp.save({"w": torch.zeros(2)}, storage_writer=ptc.Writer(job, "b")))
+pinned = "checkpoint b is pinned, and not replaced; ptc pin taken/b --remove"
+if rank == 0: os.setxattr(path + "/checkpoints/b", "user.ptc.pin", b"1")
+dist.barrier()
+refused(lambda: job.save({"w": torch.zeros(2)}, "b", overwrite=True), pinned)
+refused(lambda: dcp.save({"w": torch.zeros(2)}, storage_writer=ptc.Writer(job, "b", overwrite=True)), pinned)
+if rank == 0: os.removexattr(path + "/checkpoints/b", "user.ptc.pin")
+dist.barrier()
+ptc.safetensors.write = kept
+job.save({"w": torch.zeros(2)}, "b", overwrite=True)
+""", job.path)
+        self.assertEqual((job.checkpoints(), ptc.load(job.path, rank=0)["w"].tolist()), (["b"], [0, 0]))
+        self.assertEqual(os.listdir(job.file("incoming")), ["a"])
+
+    def test_nothing_of_a_broken_save_is_in_the_next(self):
+        """Of more ranks, of other files, in the directory of the name or in one of its own; a framework's save, too."""
+        job = ptc.Job.create(self.mount.path + "/mixed", dp=2)
+        for call in ('job.save({"model": {"a.w": torch.ones(2)}}, "a")',
+                     'dcp.save({"model": {"a.w": torch.ones(2)}}, storage_writer=ptc.Writer(job, "a"))',
+                     'where = job.begin("a"); torch.save({"a.w": torch.ones(2)}, os.makedirs(f"{where}/rank/{rank}", exist_ok=True) or '
+                     'f"{where}/rank/{rank}/model.pt"); ptc.commit(where)'):
+            for left in (job.incoming("a"), job.incoming("a~0123abcd")):
+                with self.subTest(call=call, left=left):
+                    for rank in range(4):
+                        ptc.save({"model": {"a.w": torch.zeros(2)}, "optim": {"state": {"a.w": {"m": torch.zeros(2)}}}}, left, rank=rank)
+                    self.run_ranks(2, f"job = ptc.Job(path)\n{call}", job.path)
+                    self.assertEqual([one["name"] for one in job.read_json("checkpoints/a/meta.json")["tensors"]], ["a.w"])
+                    self.assertEqual(os.listdir(job.file("incoming")), [])
+                    job.remove_unpinned("a")
 
     def test_beside_rows(self):
         """Whole beside DTensors, and one element of each: of all is said what it is, also by a section without DTensors."""

@@ -3,6 +3,7 @@
 long holds up nobody; and what fails leaves nothing behind."""
 import contextlib
 import mmap
+import contextlib
 import os
 import shutil
 import signal
@@ -350,9 +351,24 @@ class Commits(TestCase):
         self.nodes.wait_members()
         self.job(0).set_layout(dp=1)
         cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
-        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
-        job.rename_into_checkpoints("step100")
+        where = job.begin("step100")
+        models.Llama(46).write_ranks(where, 1, 1)
+        job.rename_into_checkpoints(os.path.basename(where))
         self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
+
+    def test_who_saves_anew_goes_without_what_a_living_node_had_of_it(self):
+        """The job goes on with fewer ranks, none of them on a node that still has its part of an attempt that was broken off."""
+        self.nodes.job(0, self.name).set_layout(dp=2)
+        _, job = self.python_job()
+        cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
+        models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of the attempt that died")
+        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        where = job.begin("step100")
+        models.Llama(46).write_ranks(where, 1, 1)  # of a rank alone; the other has no file of its own to save
+        job.rename_into_checkpoints(os.path.basename(where))
+        there = self.job(0).checkpoint("step100", "layouts", layout_name(1, 1, 2), "rank", "1")
+        self.assertNotIn("rng.bin", os.listdir(there))
+        self.assertEqual(os.listdir(self.job(1).incoming("step100") + "/rank/1"), ["rng.bin"])
 
     def python_job(self):
         """The job as tools/python sees it on w0."""
@@ -379,8 +395,9 @@ class Commits(TestCase):
         self.job(0).set_layout(dp=1)
         cluster.until(lambda: self.job(0).status()["layout"] == layout_name(1, 1, 1), "it is one rank")
         for name in ("step100", "step100"):  # and its name may be saved again
-            models.Llama(46).write_ranks(job.begin(name), 1, 1)
-            job.rename_into_checkpoints(name, overwrite=True)
+            where = job.begin(name, overwrite=True)
+            models.Llama(46).write_ranks(where, 1, 1)
+            job.rename_into_checkpoints(os.path.basename(where), overwrite=True)
         self.assertEqual(os.listdir(os.path.dirname(job.incoming("step100"))), [])
 
     def test_what_is_saved_right_after_the_beginning_and_lost_is_not_gone_without(self):
@@ -392,7 +409,8 @@ class Commits(TestCase):
         models.write_file(rng, "of the attempt that died")
         cluster.until(lambda: self.said("step100", 1), "w1 has said so")
         shutil.rmtree(self.job(1).incoming("step100") + "/rank")
-        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        models.write_file(self.job(0).incoming("step100") + ".without", "w0\nw1\n")
+        models.Llama(46).write_ranks(job.incoming("step100"), 1, 1)
         time.sleep(1)  # it is heeded
         models.write_file(rng, "of rank 1")
         self.lose_store(1)
@@ -410,21 +428,27 @@ class Commits(TestCase):
         cluster.until(lambda: os.path.isdir(self.job(1).path), "the job is there")
         self.nodes.partition(1, links=("eth1",))
         cluster.until(lambda: "w1" not in self.nodes.nodes[0].members(), "w0 counts it as away")
-        models.Llama(46).write_ranks(job.begin("step100"), 1, 1)
+        where = job.begin("step100")
+        models.Llama(46).write_ranks(where, 1, 1)
+        begun = os.path.basename(where)
         there = ptc.Job(self.job(1).path)
         with self.assertRaisesRegex(ptc.CommitError, "w1 does not reach .*: what was saved here would be left out"):
             there.check_joined(0)
         self.nodes.heal(1, links=("eth1",))
         self.nodes.wait_members()
-        models.write_file(self.job(1).incoming("step100") + "/rank/1/rng.bin", "of rank 1")
-        cluster.until(lambda: self.said("step100", 1), "w1 has said so")
+        models.write_file(self.job(1).incoming(begun) + "/rank/1/rng.bin", "of rank 1")
+        cluster.until(lambda: self.said(begun, 1), "w1 has said so")
         self.nodes.kill(1)
         self.nodes.wait_members()
         with self.assertRaisesRegex(ptc.CommitError, "node w1 is away, and has written something"):
-            job.rename_into_checkpoints("step100")
+            job.rename_into_checkpoints(begun)
         self.nodes.start(1)
         self.nodes.wait_members()
-        cluster.until(lambda: self.rename(0, "step100")[0] == "", "it is committed when w1 is back")
+
+        def committed():
+            with contextlib.suppress(ptc.CommitError):
+                return job.rename_into_checkpoints(begun)
+        cluster.until(committed, "it is committed when w1 is back")
         there.check_joined(0)
         kept = self.job(2).checkpoint("step100", "layouts", layout_name(1, 1, 2), "rank", "1", "rng.bin")
         self.assertEqual(mount.read_text(kept), "of rank 1")

@@ -34,7 +34,7 @@ from torch.futures import Future
 
 from . import owner, safetensors, state as states
 from .arrays import torch_dtype
-from .job import Job, empty, find, remove
+from .job import Job, find
 from .loading import Checkpoint, TensorInfo, load_value, section_of
 from .saving import contents, write_file
 from .slices import Box
@@ -94,6 +94,7 @@ class Writer(StorageWriter):
         self._consumed, self._files = consumed, contents(files, {states.FILE})
         self._overwrite = overwrite
         self._is_coordinator = True
+        self._own = ""  # of incoming/, this save's
 
     def reset(self, checkpoint_id: Union[str, os.PathLike, None] = None) -> None:
         if checkpoint_id is None:
@@ -111,31 +112,36 @@ class Writer(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._is_coordinator = is_coordinator
+        self._own = ""
         if not self._name:
             raise ValueError('a checkpoint wants a name: ptc.Writer(job, "step100"), or checkpoint_id="step100"')
         if is_coordinator:
-            owner.claim(self._where())
+            self._job.check_free(self._name, self._overwrite)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        empty(self._where())  # of an attempt that was broken off; each rank on its node, before any of them writes
         return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
-        return [dataclasses.replace(plan, storage_data=shard) for shard, plan in enumerate(plans, start=1)]
+        self._own = self._job.take(self._name or "", self._overwrite)
+        return [dataclasses.replace(plan, storage_data=(shard, self._own)) for shard, plan in enumerate(plans, start=1)]
 
     def _where(self) -> str:
-        return self._job.incoming(self._name or "")
+        return self._job.incoming(self._own)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
         try:
-            return self._write(plan, planner)
+            if getattr(planner, "_enable_plan_caching", False):
+                raise ValueError("ptc.Writer wants a plan for each save, and no planner with enable_plan_caching: the plan says "
+                                 "which directory is this save's")
+            shard, self._own = plan.storage_data
+            self._job.remove_older(self._own)  # of attempts that were broken off, each rank on its node
+            return self._write(plan, shard, planner)
         except BaseException:  # nothing stays of it
-            with contextlib.suppress(OSError):
-                remove(self._where())
-            owner.release(self._where())
+            if self._own:
+                self._job.give_up(self._own)
             raise
 
-    def _write(self, plan: SavePlan, planner: SavePlanner) -> Any:
+    def _write(self, plan: SavePlan, shard: int, planner: SavePlanner) -> Any:
         paths = {fqn: tuple(path) for fqn, path in getattr(planner, "mappings", {}).items()}
         paths.update({item.index.fqn: (item.index.fqn,) for item in plan.items if item.index.fqn not in paths})
         directories = _directories(paths.values())
@@ -158,7 +164,7 @@ class Writer(StorageWriter):
             results.append(WriteResult(item.index, data.numel() * data.element_size(), (path, None, directory)))
         for (directory, file), tensors in boxes.items():
             last = max(number for other, number in boxes if other == directory)
-            name = f"shard-{plan.storage_data:05}-model-{file:05}-of-{last:05}.safetensors"
+            name = f"shard-{shard:05}-model-{file:05}-of-{last:05}.safetensors"
             written = safetensors.write(
                 os.path.join(self._where(), "rank/0", directory, name),
                 {key: tensor for key, (tensor, _) in tensors.items()},
@@ -208,7 +214,7 @@ class Writer(StorageWriter):
             write_file(os.path.join(self._where(), "consumed"), str(int(self._consumed)).encode())
         for name, content in self._files.items():
             write_file(os.path.join(rank, name), content)
-        self._job.rename_into_checkpoints(self._name or "", overwrite=self._overwrite)
+        self._job.rename_into_checkpoints(self._own, overwrite=self._overwrite)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Union[str, os.PathLike]) -> bool:

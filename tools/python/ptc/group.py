@@ -228,6 +228,12 @@ def taken(directory: str) -> List["Future[Any]"]:
         return [_under_way.pop(key) for key in list(_under_way) if key[0] == directory and key[1]]
 
 
+def directories() -> List[str]:
+    """Those in which something goes on, or has failed."""
+    with _under_way_lock:
+        return sorted({directory for directory, _ in _under_way})
+
+
 def wait_for(directory: str, where: Optional[str] = None) -> None:
     """Until nothing goes on in a directory, or no commit and nothing at this place. What failed there is forgotten."""
     directory = os.path.realpath(directory)

@@ -72,21 +72,6 @@ def stands_for(path: Union[str, os.PathLike]) -> "Optional[Job]":
         path = os.path.normpath(os.path.join(os.path.realpath(top), os.readlink(path)))
 
 
-def empty(directory: str) -> None:
-    """Removes all that is in a directory, which stays; nothing, if there is none. OSError: something stays."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return
-    for name in names:
-        path = os.path.join(directory, name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            remove(path)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-
 def remove(directory: str) -> None:
     """All of a directory, which other ranks may be removing, too. OSError: something stays.
 
@@ -308,44 +293,88 @@ class Job:
         """Where a checkpoint of that name is written. ValueError: it is a path, and no name."""
         return self.file("incoming", checkpoint_name(name))
 
-    def begin(self, name: str) -> str:
-        """Removes what an attempt that was broken off left in incoming/; returns the directory, which is there then on
-        rank 0's node. Collective.
+    def begin(self, name: str, overwrite: bool = False) -> str:
+        """A new directory in incoming/, <name>~<8 hex>, for one save of a checkpoint of that name: the same on all ranks,
+        and there on rank 0's node. `commit` of it makes checkpoints/<name>. Collective.
 
-        Each rank removes, for incoming/ shows what was written on this node. What nodes have of it that are away, or
-        had before they lost their store, counts as removed. What this process still saves there in the
-        background ends before. Until a `commit` ends, well or not, or this process does, the directory is these
-        processes' own. Errors, on all ranks: CommitError (another process of this machine saves that name), OSError.
+        As no other save has had that directory, nothing of an older one, on whatever node, goes into the checkpoint. What
+        attempts of that name that were broken off left on the ranks' nodes is removed. What this process still saves of
+        that name in the background ends before. Until a `commit` ends, well or not, or this process does, the name
+        is these processes' own. Errors, the same on all ranks, before anything is written or removed: CommitError (there is
+        such a checkpoint, and it is not to be replaced: no `overwrite`, or it is pinned; another process of this machine
+        saves that name), ValueError (`checkpoint_name`); OSError.
         """
         processes = group.prepare()
-        failed = f"{name} was not begun, for another rank could not"
-
-        def take() -> str:
-            where = self.incoming(name)
-            group.wait_for(where)
-            if processes.rank == 0:
-                owner.claim(where)
-            return where
+        self.wait_for(name)
+        own = processes.together(lambda: self.take(name, overwrite), here=True)
         try:
-            where = processes.each(take, failed, here=True)
-
-            def clear() -> None:
-                empty(where)
-                if processes.rank == 0:
-                    self._go_without(name, self._nodes())
-            processes.each(clear, failed, here=True)
+            def clear() -> str:
+                where = self.incoming(own)
+                self.remove_older(own)
+                return where
+            return processes.each(clear, f"{name} was not begun, for another rank could not", here=True)
         except BaseException:
-            owner.release(self.file("incoming", name))
+            self.give_up(own)
             raise
-        return where
 
-    def _nodes(self) -> List[str]:
-        """Of a cluster, all that are known; of a node alone nothing."""
-        with contextlib.suppress(OSError, ValueError), \
-                open(os.path.join(os.path.dirname(self.path), ".ptc", "nodes.json"), encoding="utf-8") as file:
-            nodes = [node["name"] for node in json.load(file)["nodes"]]
-            return nodes if len(nodes) > 1 else []
-        return []
+    def give_up(self, own: str) -> None:
+        """Of a directory that `take` gave: it goes, on this node, and others may have the name."""
+        where = self.file("incoming", own)
+        with contextlib.suppress(OSError):
+            remove(where)
+        owner.release(where)
+
+    def wait_for(self, name: str) -> None:
+        """Until nothing that this process saves of that name goes on in the background."""
+        for directory in group.directories():
+            if os.path.dirname(directory) == os.path.realpath(self.file("incoming")) and owner.target_of(
+                    os.path.basename(directory)) == name:
+                group.wait_for(directory)
+
+    def check_free(self, name: str, overwrite: bool = False) -> None:
+        """CommitError: a checkpoint of that name is there, and is not to be replaced. What to do is in it."""
+        found = next((one for one in self.status["checkpoints"] if one["name"] == name), None)
+        if found is None:
+            return
+        if not overwrite:
+            raise CommitError(f"checkpoint {name} exists already, and nothing was written: save under another name, remove it "
+                              f"(ptc rm {self.name}/{name}), or replace it (overwrite=True)")
+        if found["pinned"]:
+            raise CommitError(f"checkpoint {name} is pinned, and not replaced; ptc pin {self.name}/{name} --remove "
+                              "takes that off")
+
+    def take(self, name: str, overwrite: bool) -> str:
+        """What rank 0 does to begin: the name of the directory in incoming/, which is there then, and this process' own."""
+        self.check_free(checkpoint_name(name), overwrite)
+        own = owner.staged_name(name)
+        with owner.alone(self.file("incoming")):
+            for other in self._begun(name):
+                owner.check_free(self.file("incoming", other))
+                owner.release(self.file("incoming", other))  # of a save of this process that has failed
+            owner.claim(self.file("incoming", own))
+        return own
+
+    def remove_older(self, own: str) -> None:
+        """What is left here of other saves of the name that the directory `own` is of, and what was said of them."""
+        name = owner.target_of(own)
+        for other in self._begun(name):
+            where = self.file("incoming", other)
+            if other == own:
+                continue
+            owner.check_free(where)
+            remove(where)
+        for file in os.listdir(self.file("incoming")):
+            begun, _, kind = file.rpartition(".")
+            if kind in ("error", "without") and begun != own and owner.target_of(begun) == name:
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    os.unlink(self.file("incoming", file))
+
+    def _begun(self, name: str) -> List[str]:
+        """Directories in incoming/ of this node that are for that name."""
+        incoming = self.file("incoming")
+        return [one for one in sorted(os.listdir(incoming))
+                if owner.target_of(one) == name and os.path.isdir(path := os.path.join(incoming, one))
+                and not os.path.islink(path)]
 
     def check_joined(self, patience: float = 30) -> None:
         """CommitError: this node has been cut off from its cluster for `patience` seconds. A commit that another node leads
@@ -363,15 +392,6 @@ class Job:
                 raise CommitError(f"{trouble.get('why', 'this node is cut off')}: what was saved here would be left out")
             time.sleep(1)
 
-    def _go_without(self, name: str, nodes: List[str]) -> None:
-        """The commit goes without what these nodes had of that directory, where they are away or have lost it."""
-        path = self.incoming(name) + ".without"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        if nodes:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write("".join(node + "\n" for node in nodes))
-
     def save(self, state: Mapping[str, Any], name: str, *, wait: bool = True, layout: Optional[Mapping[str, Any]] = None,
              consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None, overwrite: bool = False
              ) -> "Union[str, Future[str]]":
@@ -381,25 +401,24 @@ class Job:
         they, and all that was given, may change again. A name that is still being saved is waited for. `layout`: under
         which the ranks are, if it is not the one in force. `consumed`: of the data set. `files`: {"config.json": a
         dict, text, bytes, or anything with to_dict()}, kept as they are. `overwrite`: a checkpoint of that name is
-        removed before the commit, and is lost if this one is refused then. Errors: CommitError (what was written stays
-        in incoming/); what a rank fails with, and on the others OSError, which says which rank and why: then nothing
+        removed before the commit, and is lost if this one is refused then; else a name that is taken is refused before
+        anything is written. Errors: CommitError (what was written stays in incoming/); what a rank fails with, and on the others OSError, which says which rank and why: then nothing
         stays.
         """
         from .saving import commit_logged, save
-        where = self.begin(name)
+        where = self.begin(name, overwrite)
         save(state, where, False, layout=layout, consumed=consumed, files=files)  # if it fails, commit tells all ranks
         committed: "Any" = commit_logged(where, False, None, None, overwrite, not wait, True)
         return committed.result() if wait else committed
 
-    def rename_into_checkpoints(self, name: str, timeout: Optional[float] = None, overwrite: bool = False) -> str:
-        """The rename that commits, on one rank, tried again while what it asked for goes on. `overwrite`: what has the
-        name is removed before. CommitError (also of `overwrite`, where that is pinned), OSError.
+    def rename_into_checkpoints(self, begun: str, timeout: Optional[float] = None, overwrite: bool = False) -> str:
+        """The rename that commits a directory of incoming/, on one rank, tried again while what it asked for goes on.
+        `overwrite`: what has the name is removed before. CommitError (also of `overwrite`, where that is pinned), OSError.
         """
-        source, target = self.incoming(name), self.file("checkpoints", name)
+        name = owner.target_of(begun)
+        source, target = self.incoming(begun), self.file("checkpoints", name)
         if overwrite and os.path.isdir(source) and os.path.isdir(target):
-            if self.is_pinned(name):
-                raise CommitError(f"checkpoint {name} is pinned, and not replaced; ptc pin {self.name}/{name} --remove "
-                                  "takes that off")
+            self.check_free(name, overwrite)
             remove(target)
         deadline = None if timeout is None else time.monotonic() + timeout
         in_vain = 0
@@ -411,19 +430,19 @@ class Job:
                 goes_on = any(one["checkpoint"] == name for one in self.status["commits"])
                 in_vain = 0 if goes_on else in_vain + 1  # once: it ended at just that moment
                 if in_vain == 3:
-                    raise CommitError(self._reason(name) or str(error)) from None
+                    raise CommitError(self._reason(begun) or str(error)) from None
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"{target} is not committed after {timeout} s") from None
                 time.sleep(_POLL_SECONDS)
             except OSError:
-                reason = self._reason(name)
+                reason = self._reason(begun)
                 if not reason:
                     raise
                 raise CommitError(f"{name}: {reason}") from None
 
-    def _reason(self, name: str) -> str:
+    def _reason(self, begun: str) -> str:
         try:
-            with open(self.incoming(name) + ".error", encoding="utf-8") as file:
+            with open(self.incoming(begun) + ".error", encoding="utf-8") as file:
                 reason = file.read().strip()
             return reason + "".join(hint for said, hint in _HINTS.items() if said in reason)
         except OSError:

@@ -25,7 +25,7 @@ except ImportError:  # under its older name
     from pytorch_lightning.plugins.io import CheckpointIO as _CheckpointIO  # type: ignore[assignment]
 
 from . import owner
-from .job import Job, checkpoint_name, empty
+from .job import Job, checkpoint_name
 from .loading import load, why_not
 from .optimizer import optimizer_state
 from .saving import save
@@ -52,10 +52,10 @@ class CheckpointIO(_CheckpointIO):
 
     def save_checkpoint(self, checkpoint: Dict[str, Any], path: Any, storage_options: Optional[Any] = None) -> None:
         name = checkpoint_name(os.path.basename(os.fspath(path)))
-        where = self.job.incoming(name)
-        owner.claim(where)
-        empty(where)  # of an attempt that was broken off
+        own = self.job.take(name, overwrite=True)  # before anything is written: not if that is pinned
+        where = self.job.incoming(own)
         try:
+            self.job.remove_older(own)  # of attempts that were broken off
             rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
             buffer = io.BytesIO()
             torch.save(rest, buffer)
@@ -64,7 +64,7 @@ class CheckpointIO(_CheckpointIO):
                 save(state, where, rank=0, layout=_ALONE, files={_REST: buffer.getvalue()})
             except TypeError as error:
                 raise TypeError(f"{error}; of Lightning: callbacks=[ptc.lightning.NamedOptimizers()]") from None
-            self.job.rename_into_checkpoints(name, overwrite=True)
+            self.job.rename_into_checkpoints(own, overwrite=True)
         finally:
             owner.release(where)
 

@@ -5,17 +5,37 @@ node: of a group rank 0 has it, and a second start of the same training meets it
 """
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
+import secrets
 import threading
-from typing import Dict
+import time
+from typing import Dict, Iterator
 
 from .errors import CommitError
 
+_OWN = re.compile(r"(.+)~[0-9a-f]{8}", re.DOTALL)
 _held: Dict[str, int] = {}  # directory → its descriptor; guarded by _lock
 _lock = threading.Lock()
+
+
+def staged_name(name: str) -> str:
+    """A directory of incoming/ for one save alone of a checkpoint of that name: nothing older can be in it, on any node."""
+    return f"{name}~{secrets.token_hex(4)}"
+
+
+def is_staged_name(directory: str) -> bool:
+    """Whether `staged_name` made the name of a directory."""
+    return _OWN.fullmatch(directory) is not None
+
+
+def target_of(directory: str) -> str:
+    """The checkpoint that a directory of incoming/ becomes, by its name."""
+    own = _OWN.fullmatch(directory)
+    return own[1] if own else directory
 
 
 def claim(directory: str) -> None:
@@ -35,9 +55,10 @@ def claim(directory: str) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = _who(file)
             os.close(file)
-            raise CommitError(f"{os.path.basename(key)} is being saved by {who}") from None
+            check_free(directory)
+            time.sleep(0.01)  # somebody has looked just now
+            continue
         except OSError:
             pass  # no locks here: then nobody is told
         if _is_at(file, key):
@@ -54,6 +75,42 @@ def release(directory: str) -> None:
     if file is not None:
         fcntl.flock(file, fcntl.LOCK_UN)  # also of children that have inherited it
         os.close(file)
+
+
+def check_free(directory: str) -> None:
+    """CommitError: it is that of another process, which runs. What this process has is free to it."""
+    key = os.path.realpath(directory)
+    with _lock:
+        if key in _held:
+            return
+    try:
+        file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which other ranks that look may have, too
+    except BlockingIOError:
+        raise CommitError(f"{_name(key)} is being saved by {_who(file)}") from None
+    except OSError:
+        pass
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def alone(directory: str) -> Iterator[None]:
+    """One process of this machine at a time, for a moment."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # no locks here
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _name(directory: str) -> str:
+    return target_of(os.path.basename(directory))
 
 
 def _is_at(file: int, path: str) -> bool:

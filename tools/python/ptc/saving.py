@@ -18,18 +18,18 @@ from .slices import box_of
 @overload
 def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: Literal[True] = True, *,
          rank: Optional[int] = None, layout: Optional[Mapping[str, Any]] = None,
-         consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None) -> str: ...
+         consumed: Optional[int] = None, files: Optional[Mapping[str, Any]] = None, overwrite: bool = False) -> str: ...
 
 
 @overload
 def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: Literal[False], *, rank: Optional[int] = None,
          layout: Optional[Mapping[str, Any]] = None, consumed: Optional[int] = None,
-         files: Optional[Mapping[str, Any]] = None) -> "Future[str]": ...
+         files: Optional[Mapping[str, Any]] = None, overwrite: bool = False) -> "Future[str]": ...
 
 
 def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = True, *, rank: Optional[int] = None,
          layout: Optional[Mapping[str, Any]] = None, consumed: Optional[int] = None,
-         files: Optional[Mapping[str, Any]] = None) -> "Union[str, Future[str]]":
+         files: Optional[Mapping[str, Any]] = None, overwrite: bool = False) -> "Union[str, Future[str]]":
     """Writes this rank's state into `dir`, <job>/incoming/<name>; `commit` makes a checkpoint of it.
 
     A dict of dicts of tensors, each of which becomes a file of safetensors, and of other values (state.py says how).
@@ -39,8 +39,10 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     not in an incoming/, files go right into it.
 
     `rank`: of torch.distributed, or RANK, if not given. Rank 0 also writes `layout` (under which the ranks are, if it
-    is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save). Errors:
-    TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what this
+    is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save). Where
+    there is a checkpoint of that name already, nothing is written, unless `commit` is to replace it (`overwrite` here, or
+    in the `begin` that gave the directory). What an older save left in a directory that `begin` did not give may stay
+    beside it. Errors: CommitError (the name is taken), TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what this
     call wrote. With wait=False they are in the future, and are the `commit`'s, where all ranks learn of them: of
     several processes each should save so.
     """
@@ -52,9 +54,11 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
         _check_place(top)
     group.wait_for(top, where)
     if wait:
+        _check_name(top, staged, overwrite)
         return _write(state, top, where, staged, rank, layout, consumed, files)()
     future: "Future[str]"
     try:
+        _check_name(top, staged, overwrite)
         future = group.in_background(_write(state, top, where, staged, rank, layout, consumed, files))
     except Exception as error:  # pylint: disable=broad-except
         future = Future()
@@ -71,6 +75,12 @@ def _check_place(path: str) -> None:
         return
     if os.path.relpath(path, job).split(os.sep)[0] != "incoming":
         raise ValueError(f"{path} is in a job, but not in its incoming/, where checkpoints are written")
+
+
+def _check_name(top: str, staged: bool, overwrite: bool) -> None:
+    """CommitError: the commit of a directory of incoming/ would be refused. Of what `begin` gave that has been seen."""
+    if staged and not owner.is_staged_name(os.path.basename(top)):
+        Job(find(top).job).check_free(os.path.basename(top), overwrite)
 
 
 def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: int, layout: Optional[Mapping[str, Any]],
@@ -210,7 +220,8 @@ def commit(dir: Union[str, os.PathLike], wait: Literal[False], *, after: "Option
 
 def commit(dir: Union[str, os.PathLike], wait: bool = True, *, after: "Optional[Future[Any]]" = None,
            timeout: Optional[float] = None, overwrite: bool = False) -> "Union[str, Future[str]]":
-    """Makes a checkpoint of <job>/incoming/<name>, once all ranks have come here; returns its directory.
+    """Makes a checkpoint of <job>/incoming/<name>, or of what `Job.begin` gave, once all ranks have come here; returns its
+    directory.
 
     Rank 0 renames; all return, or all raise. Collective, if torch.distributed is in use. With wait=False a future:
     calls are made one after another in the background, over a group of their own, so training may go on. What this

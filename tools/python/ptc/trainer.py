@@ -36,7 +36,8 @@ class Callback(TrainerCallback):
     The best model is loaded at the end from where it was committed, if the Trainer was asked to, and its
     save_total_limit holds for the checkpoint-<step> of the job; pinned ones stay, and do not count. In output_dir
     nothing stays, so training goes on from `latest`, and not from resume_from_checkpoint=True. `overwrite`: a
-    checkpoint-<step> of a former run is replaced; else, and where that is pinned, it is a CommitError.
+    checkpoint-<step> of a former run is replaced; else, and where that is pinned, it is a CommitError before the Trainer
+    writes anything of it.
     """
 
     def __init__(self, job: Union[str, os.PathLike, Job], *, overwrite: bool = False) -> None:
@@ -55,11 +56,19 @@ class Callback(TrainerCallback):
         found = group.prepare().together(newest, here=True)
         return None if found is None else self.job.file(found)
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the Trainer writes anything: whether the checkpoint's name is free."""
+        if control.should_save:
+            name = f"checkpoint-{state.global_step}"
+            group.prepare().together(lambda: self.job.check_free(name, self.overwrite), here=True)
+
+    on_epoch_end = on_step_end
+
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         name = f"checkpoint-{state.global_step}"
         self._check(args)
         processes = group.prepare()
-        where, source = self.job.begin(name), os.path.join(args.output_dir, name)
+        where, source = self.job.begin(name, self.overwrite), os.path.join(args.output_dir, name)
         if name == os.path.basename(state.best_model_checkpoint or "") or (
                 getattr(state, "best_global_step", None) == state.global_step):
             state.best_model_checkpoint = self.job.file("checkpoints", name, "dcp") if _is_sharded(source) else self._alone(name)
