@@ -402,8 +402,8 @@ class Job:
         which the ranks are, if it is not the one in force. `consumed`: of the data set. `files`: {"config.json": a
         dict, text, bytes, or anything with to_dict()}, kept as they are. `overwrite`: a checkpoint of that name is
         removed before the commit, and is lost if this one is refused then; else a name that is taken is refused before
-        anything is written. Errors: CommitError (what was written stays in incoming/); what a rank fails with, and on the others OSError, which says which rank and why: then nothing
-        stays.
+        anything is written. Errors: CommitError (what was written stays in incoming/); what a rank fails with, and on the
+        others OSError, which says which rank and why: then nothing stays.
         """
         from .saving import commit_logged, save
         where = self.begin(name, overwrite)

@@ -42,9 +42,9 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     is not the one in force), `consumed` (the samples of the data set that went into it) and `files` (Job.save). Where
     there is a checkpoint of that name already, nothing is written, unless `commit` is to replace it (`overwrite` here, or
     in the `begin` that gave the directory). What an older save left in a directory that `begin` did not give may stay
-    beside it. Errors: CommitError (the name is taken), TypeError, ValueError (what cannot be saved, by its path in the state), OSError; then nothing stays of what this
-    call wrote. With wait=False they are in the future, and are the `commit`'s, where all ranks learn of them: of
-    several processes each should save so.
+    beside it. Errors: CommitError (the name is taken), TypeError, ValueError (what cannot be saved, by its path in the
+    state), OSError; then nothing stays of what this call wrote. With wait=False they are in the future, and are the
+    `commit`'s, where all ranks learn of them: of several processes each should save so.
     """
     top = os.path.abspath(os.fspath(dir))
     rank = group.rank() if rank is None else rank
