@@ -52,6 +52,35 @@ Result<std::string> archive_of_number(uint64_t number) {
   return archive_of(std::move(writer));
 }
 
+/// An object of DeepSpeed's own, which its loader takes apart: along this axis there are parts of
+/// these sizes, each of which is cut by itself.
+Result<std::string> archive_of_sizes(const Shape& shape, uint64_t axis,
+                                     const std::vector<uint64_t>& sizes) {
+  PickleWriter writer;
+  writer.known_global("deepspeed.checkpoint.universal_checkpoint", "SubparamShape");
+  writer.opcode(')');
+  writer.opcode('\x81');  // NEWOBJ
+  writer.opcode('}');
+  writer.opcode('(');
+  writer.text("patterns");
+  writer.opcode(']');
+  writer.text("shape");
+  writer.opcode('(');
+  for (size_t at = 0; at < shape.size(); ++at) {
+    if (at == axis) {
+      writer.numbers(sizes.data(), sizes.data() + sizes.size());
+    } else {
+      writer.integer(static_cast<int64_t>(shape[at]));
+    }
+  }
+  writer.opcode('t');
+  writer.text("partition_dim");
+  writer.integer(static_cast<int64_t>(axis));
+  writer.opcode('u');
+  writer.opcode('b');  // BUILD
+  return archive_of(std::move(writer));
+}
+
 /// As torch's own optimizers have it: a float of no axes.
 Result<std::string> archive_of_steps(uint64_t steps) {
   const TorchPathValue tensor;
@@ -101,11 +130,12 @@ struct UniversalCut {
   enum class Doubt : uint8_t {
     kNone,
     kUnknown,  // no rule says it
-    kUneven,   // fused parts of different sizes: `parts` cannot say it
+    kUneven,   // not into as many equal pieces of each fused part: nothing can say it
   };
-  uint64_t axis = 0;    // cat_dim
-  uint64_t parts = 1;   // param_n_sub_params: each is cut by itself
-  bool padded = false;  // vocab_tensor
+  uint64_t axis = 0;                 // cat_dim
+  uint64_t parts = 1;                // param_n_sub_params: each is cut by itself
+  std::vector<uint64_t> sizes = {};  // sub_param_shape, where these differ in size
+  bool padded = false;               // vocab_tensor
   Doubt doubt = Doubt::kNone;
 };
 
@@ -149,7 +179,11 @@ class UniversalCuts {
       spec.sizes.tp = ranks;
       const auto part = model_.slice(tensor, spec, StateCoords());
       if (part.has_error()) continue;
-      return part.value() && !part.value()->flat ? of_first(*part.value(), shape, ranks) : cut;
+      if (!part.value() || part.value()->flat) return cut;
+      cut = of_first(*part.value(), shape, ranks);
+      if (!cut.sizes.empty() && !is_of_all(cut, tensor, spec))
+        return {.axis = cut.axis, .doubt = UniversalCut::Doubt::kUneven};
+      return cut;
     }
     // As where the number of heads is not known.
     if (has_axis && !refuses && rule.cut->parts.size() <= 1) {
@@ -176,11 +210,47 @@ class UniversalCuts {
       if (even) {
         cut.parts = parts;
       } else {
-        cut.doubt = UniversalCut::Doubt::kUneven;
+        cut.sizes = sizes_by(first, axis, shape[axis]);
+        if (cut.sizes.empty()) cut.doubt = UniversalCut::Doubt::kUneven;
       }
       break;
     }
     return cut;
+  }
+
+  /// Where the parts begin of which the first rank has these pieces.
+  static std::vector<uint64_t> sizes_by(const SubTensor& first, size_t axis, uint64_t end) {
+    std::vector<uint64_t> sizes;
+    for (size_t part = 0; part < first.pieces.size(); ++part) {
+      const uint64_t begin = first.pieces[part].global.offset[axis];
+      const bool is_last = part + 1 == first.pieces.size();
+      const uint64_t next = is_last ? end : first.pieces[part + 1].global.offset[axis];
+      if ((part == 0 && begin != 0) || next <= begin) return {};
+      sizes.push_back(next - begin);
+    }
+    return sizes;
+  }
+
+  /// Whether each rank has its piece of each part, one behind the other, and nothing else.
+  bool is_of_all(const UniversalCut& cut, uint32_t tensor, const LayoutSpec& spec) const {
+    const uint32_t ranks = spec.sizes.tp;
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      const auto part = model_.slice(tensor, spec, {.tp = rank});
+      if (part.has_error() || !part.value() || part.value()->flat) return false;
+      const std::vector<Piece>& pieces = part.value()->pieces;
+      if (pieces.size() != cut.sizes.size()) return false;
+      uint64_t begin = 0, local = 0;
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const uint64_t size = cut.sizes[i], each = size / ranks;
+        if (size % ranks != 0 || pieces[i].global.extent[cut.axis] != each ||
+            pieces[i].global.offset[cut.axis] != begin + rank * each ||
+            pieces[i].local_offset[cut.axis] != local)
+          return false;
+        begin += size, local += each;
+      }
+      if (local != part.value()->local_shape[cut.axis]) return false;
+    }
+    return true;
   }
 
   const Model& model_;
@@ -442,7 +512,7 @@ class DeepSpeedFolder::Maker {
       }
       for (const auto& [state, tensor] : parameter.states) {
         if (torch_dtype_name(model_.tensors()[tensor].dtype).empty()) continue;
-        PTC_TRY(const uint32_t kind, kind_of(state, cut, saved_with(state)));
+        PTC_TRY(const uint32_t kind, kind_of(state, cut, info.shape, saved_with(state)));
         PTC_TRY(add_file(parameter.name, state, kind, tensor));
       }
       if (!step) continue;
@@ -455,9 +525,10 @@ class DeepSpeedFolder::Maker {
                 "no rule says how ranks cut it, and it is 0; do not load it under tensor "
                 "parallelism");
     if (uneven.count > 0)
-      leave_out("how ranks cut " + counted(uneven),
-                "parts of different sizes are fused in it, which param_n_sub_params cannot say; "
-                "do not load it under tensor parallelism");
+      leave_out(
+          "how ranks cut " + counted(uneven),
+          "ranks have more of it than their share of each of its parts, which sub_param_shape "
+          "cannot say; do not load it under tensor parallelism");
     if (narrow.count > 0)
       leave_out("fp32 copies of " + counted(narrow),
                 "there are none; their fp32.pt has the parameter in its own type, which DeepSpeed "
@@ -478,7 +549,7 @@ class DeepSpeedFolder::Maker {
     return ok();
   }
 
-  Result<uint32_t> kind_of(std::string_view state, const UniversalCut& cut,
+  Result<uint32_t> kind_of(std::string_view state, const UniversalCut& cut, const Shape& shape,
                            const std::vector<SavedValue>* saved) {
     Kind kind;
     kind.bare = state == kUniversalStep;
@@ -496,6 +567,9 @@ class DeepSpeedFolder::Maker {
     PTC_TRY(add("cat_dim", archive_of_number(cut.axis)));
     if (cut.parts > 1) {
       PTC_TRY(add("param_n_sub_params", archive_of_number(cut.parts)));
+    }
+    if (!cut.sizes.empty()) {
+      PTC_TRY(add("sub_param_shape", archive_of_sizes(shape, cut.axis, cut.sizes)));
     }
     if (cut.padded) {
       PickleWriter yes;

@@ -302,6 +302,30 @@ class Llama(Family):
         return tensor
 
 
+class ThreeWays(Llama):
+    """Of which two ranks cannot have halves, as of SmolLM."""
+    layers = 2
+    hidden, heads, kv, dim, ffn, vocab = 72, 9, 3, 8, 177, 515
+
+    def __init__(self, vocab=515, fused=False, **sizes):
+        self.vocab, self.fused = vocab, fused
+        self.__dict__.update(sizes)
+        self.config = {**Llama.config, "model_type": "phi3" if fused else "llama", "hidden_size": self.hidden,
+                       "intermediate_size": self.ffn, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
+                       "num_key_value_heads": self.kv, "vocab_size": vocab}
+        super().__init__()
+
+    def build(self):
+        super().build()
+        if not self.fused:
+            return
+        gone = (".q_proj.", ".k_proj.", ".v_proj.", ".gate_proj.", ".up_proj.")
+        self.tensors = [tensor for tensor in self.tensors if not any(word in tensor.name for word in gone)]
+        for layer in range(self.layers):
+            self.add(f"model.layers.{layer}.self_attn.qkv_proj.weight", (self.heads + 2 * self.kv) * self.dim, self.hidden)
+            self.add(f"model.layers.{layer}.mlp.gate_up_proj.weight", 2 * self.ffn, self.hidden)
+
+
 class Gpt2(Family):
     dtype = "F16"
     layers = 3

@@ -1,34 +1,32 @@
 """layouts/<layout>/deepspeed/: what its files say of how tensor-parallel ranks cut each parameter."""
 import os
+from dataclasses import dataclass
 
 import models
 import mount
 
 torch = mount.require("torch")
-from test_deepspeed_trees import bits, save, to_torch  # noqa: E402  pylint: disable=wrong-import-position
+from test_deepspeed_trees import bits, name_as, save, to_torch  # noqa: E402  pylint: disable=wrong-import-position
 
 
-class ThreeWays(models.Llama):
-    """Of which two ranks cannot have halves, as of SmolLM."""
-    layers = 2
-    hidden, heads, kv, dim, ffn, vocab = 72, 9, 3, 8, 177, 515
+@dataclass
+class SubparamShape:
+    """DeepSpeed pickles objects of a class of its own, which need not be here."""
+    patterns: list
+    shape: tuple
+    partition_dim: int
 
-    def __init__(self, vocab=515, fused=False):
-        self.vocab, self.fused = vocab, fused
-        self.config = {**models.Llama.config, "model_type": "phi3" if fused else "llama", "hidden_size": self.hidden,
-                       "intermediate_size": self.ffn, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
-                       "num_key_value_heads": self.kv, "vocab_size": vocab}
-        super().__init__()
 
-    def build(self):
-        super().build()
-        if not self.fused:
-            return
-        gone = (".q_proj.", ".k_proj.", ".v_proj.", ".gate_proj.", ".up_proj.")
-        self.tensors = [tensor for tensor in self.tensors if not any(word in tensor.name for word in gone)]
-        for layer in range(self.layers):
-            self.add(f"model.layers.{layer}.self_attn.qkv_proj.weight", (self.heads + 2 * self.kv) * self.dim, self.hidden)
-            self.add(f"model.layers.{layer}.mlp.gate_up_proj.weight", 2 * self.ffn, self.hidden)
+name_as(SubparamShape, "deepspeed.checkpoint.universal_checkpoint", "SubparamShape")
+torch.serialization.add_safe_globals([SubparamShape])
+
+
+class Copied(models.ThreeWays):
+    """With one group of keys, which all ranks have."""
+    kv = 1
+
+    def __init__(self):
+        super().__init__(fused=True)
 
 
 class Cuts(mount.TestCase):
@@ -49,6 +47,13 @@ class Cuts(mount.TestCase):
                     found = torch.nn.functional.pad(found, (0, 0, 0, len(wanted) * tp - len(found)))
                 if found.shape != wanted.shape:
                     parts = found.chunk(said.get("param_n_sub_params", 1), dim=said["cat_dim"])
+                    if "sub_param_shape" in said:
+                        shape = said["sub_param_shape"]
+                        self.assertNotIn("param_n_sub_params", said)
+                        self.assertEqual((shape.patterns, shape.partition_dim), ([], said["cat_dim"]))
+                        whole = [sum(one) if isinstance(one, tuple) else one for one in shape.shape]
+                        self.assertEqual(whole, list(found.shape))
+                        parts = found.split(list(shape.shape[shape.partition_dim]), dim=shape.partition_dim)
                     found = torch.cat([part.chunk(tp, dim=said["cat_dim"])[rank] for part in parts], dim=said["cat_dim"])
                 if any(word in tensor.name for word in unsaid):
                     self.assertNotEqual(bits(found), bits(wanted), tensor.name)
@@ -57,20 +62,26 @@ class Cuts(mount.TestCase):
         return mount.read_text(f"{top}/LEFT_OUT.txt")
 
     def test_heads_that_two_does_not_divide(self):
-        said = self.expect_cut(ThreeWays(), 3)
+        said = self.expect_cut(models.ThreeWays(), 3)
         self.assertNotIn("tensor parallelism", said)
 
     def test_a_vocabulary_that_two_ranks_do_not_pad(self):
         for vocab in (256, 20):
-            self.expect_cut(ThreeWays(vocab=vocab), 3, name=f"rows-{vocab}")
+            self.expect_cut(models.ThreeWays(vocab=vocab), 3, name=f"rows-{vocab}")
 
     def test_fused_parts(self):
-        said = self.expect_cut(ThreeWays(fused=True), 3, unsaid=["qkv_proj"])
-        self.assertIn("how ranks cut 2 tensors ('model.layers.0.self_attn.qkv_proj.weight' …): parts of different sizes", said)
+        """Of the same sizes, and of others, as those of grouped queries."""
+        said = self.expect_cut(models.ThreeWays(fused=True), 3)
+        self.assertNotIn("tensor parallelism", said)
+
+    def test_fused_parts_of_which_ranks_have_more_than_a_share(self):
+        """One group of keys: each rank has all of it."""
+        said = self.expect_cut(Copied(), 3, unsaid=["qkv_proj"])
+        self.assertIn("how ranks cut 2 tensors ('model.layers.0.self_attn.qkv_proj.weight' …): ranks have more of it than their", said)
 
     def test_heads_that_nobody_has_counted(self):
         """Without config.json: of what is not fused the rule says the axis."""
-        job, model = self.new_job(), ThreeWays()
+        job, model = self.new_job(), models.ThreeWays()
         models.write_safetensors(job.incoming("base") + "/model.safetensors", model.tensors)
         job.commit("base")
         top = job.checkpoint("base", "layouts/tp1-pp1-dp1/deepspeed/global_step0/zero/model.layers.0.")

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 
+import models
 import mount
 import ranks
 
@@ -312,6 +313,61 @@ whole, after = torch.load({keep!r})
 same(everything(), whole)
 step()
 same(everything(), after)""", group=True)
+
+    def test_deepspeed_under_tensor_parallelism(self):
+        """Its engine, with an mpu of two tensor-parallel ranks, has just what ptcfs gives these: also of grouped queries that are
+        fused with their keys, and of a vocabulary that ranks pad."""
+        self.need("deepspeed")
+        model = models.ThreeWays(fused=True, heads=4, kv=2, dim=16, hidden=64, ffn=48)
+        job, keep = mount.Job(self.mount, "tensor-parallel"), self.temporary("whole.safetensors")
+        self.job("tensor-parallel", tp=2)
+        models.write_safetensors(keep, model.tensors)
+        self.run_ranks(1, f"""
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+model = {{name: whole.float() for name, whole in load_file({keep!r}).items() if whole.dim() > 0}}
+state = {{name: {{"step": torch.tensor(2.), "exp_avg": whole * 2, "exp_avg_sq": whole * whole}} for name, whole in model.items()}}
+dcp.save({{"model": model, "optim": {{"state": state}}}}, checkpoint_id="/mnt/ptc/tensor-parallel/incoming/step2", no_dist=True)
+""")
+        models.write_file(job.incoming("step2") + "/config.json", model.config_text())
+        job.commit("step2")
+        job.wait()
+        load = DEEPSPEED_MODEL[:DEEPSPEED_MODEL.index("model = ")] + """
+from safetensors.torch import load_file
+held = load_file(f"/mnt/ptc/tensor-parallel/checkpoints/step2/layouts/tp2-pp1-dp1/rank/{rank}/model.safetensors")
+held = {name: tensor for name, tensor in held.items() if not name.startswith("optim.")}
+class Holder(torch.nn.Module): pass
+model = Holder()
+for name, tensor in held.items():
+    at, *rest = model, *name.split(".")
+    for part in rest[:-1]:
+        if not hasattr(at, part): at.add_module(part, Holder())
+        at = getattr(at, part)
+    at.register_parameter(rest[-1], torch.nn.Parameter(torch.zeros_like(tensor)))
+deepspeed.init_distributed("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+alone = [dist.new_group([one]) for one in range(size)][rank]
+class Mpu:
+    get_model_parallel_rank = get_tensor_model_parallel_rank = staticmethod(lambda: rank)
+    get_model_parallel_world_size = get_tensor_model_parallel_world_size = staticmethod(lambda: size)
+    get_model_parallel_group = get_tensor_model_parallel_group = staticmethod(lambda: dist.group.WORLD)
+    get_data_parallel_rank, get_data_parallel_world_size = staticmethod(lambda: 0), staticmethod(lambda: 1)
+    get_data_parallel_group = staticmethod(lambda: alone)
+config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": STAGE}, "bf16": {"enabled": True},
+          "zero_allow_untested_optimizer": True, "checkpoint": {"load_universal": True}}
+adam = torch.optim.AdamW(model.parameters(), lr=0.1)
+engine, adam, _, _ = deepspeed.initialize(model=model, optimizer=adam, config=config, mpu=Mpu)
+path, _ = engine.load_checkpoint("/mnt/ptc/tensor-parallel/current/deepspeed")
+assert path
+from deepspeed.utils import safe_get_full_fp32_param as full, safe_get_full_optimizer_state as moment
+for name, parameter in engine.module.named_parameters():
+    wanted = held[name]
+    for found, expected in ((full(parameter), wanted), (moment(parameter, "exp_avg"), wanted * 2), (moment(parameter, "exp_avg_sq"), wanted * wanted)):
+        assert found.shape == expected.shape and torch.equal(found, expected), name
+assert any("qkv_proj" in name for name in held)
+"""
+        for stage in (1, 2):
+            with self.subTest(stage=stage):
+                self.run_ranks(2, "meet += '.deepspeed'", load.replace("STAGE", str(stage)), group=True)
 
     def test_trainer(self):
         self.need("transformers", "accelerate")
