@@ -2,6 +2,7 @@
 
 What goes on from a checkpoint must come out as what was never interrupted, so everything of every rank is there.
 """
+import importlib.util
 import os
 import shutil
 import sys
@@ -28,9 +29,26 @@ from ptc.trainer import Callback
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 job_path, how, steps, out = sys.argv[4], sys.argv[5], int(sys.argv[6]), sys.argv[7]
 os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=size)
 more = {}
-if how != "ddp":
+if how.startswith("deepspeed"):
+    import deepspeed, deepspeed.comm.torch
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    deepspeed.init_distributed("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+    more = {"deepspeed": {"zero_optimization": {"stage": int(how[-1])}, "zero_allow_untested_optimizer": True,
+                          "train_micro_batch_size_per_gpu": "auto", "checkpoint": {"load_universal": True}}}
+    begin = accelerate.state.AcceleratorState.__init__
+
+    def on_a_processor(self, *arguments, deepspeed_plugin=None, **others):  # which accelerate leaves out
+        begin(self, *arguments, deepspeed_plugin=deepspeed_plugin, **others)
+        if deepspeed_plugin is not None:
+            self.distributed_type, self.deepspeed_plugins = accelerate.DistributedType.DEEPSPEED, deepspeed_plugin
+            plugin = next(iter(deepspeed_plugin.values())) if isinstance(deepspeed_plugin, dict) else deepspeed_plugin
+            plugin.set_mixed_precision("no")
+            plugin.select(_from_accelerator_state=True)
+    accelerate.state.AcceleratorState.__init__ = on_a_processor
+else:
+    dist.init_process_group("gloo", init_method="file://" + meet, rank=rank, world_size=size)
+if how.endswith("STATE_DICT"):
     more = {"fsdp": True, "fsdp_config": {"state_dict_type": how, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"}}
     begin = accelerate.state.AcceleratorState.__init__
 
@@ -48,16 +66,20 @@ os.makedirs(output, exist_ok=True)
 arguments = TrainingArguments(output, max_steps=steps, save_steps=2, use_cpu=True, report_to=[], disable_tqdm=True,
                               learning_rate=0.01, **more)
 def everything(model):  # parameters, and the state of random numbers
+    if how.startswith("deepspeed"):
+        from deepspeed.utils import safe_get_full_fp32_param as full  # its steps from there tell of the moments
+        return [full(one).clone() for one in trainer.model_wrapped.module.parameters()] + [torch.get_rng_state()]
     parameters = [one.detach().full_tensor() if hasattr(one, "full_tensor") else one.detach().clone() for one in model.parameters()]
     return [*parameters, torch.get_rng_state()]
 class Begins(TrainerCallback):
     def on_train_begin(self, *_, model=None, **__):
-        self.found = everything(model)
+        self.found = everything(model) if latest or not how.startswith("deepspeed") else []  # which has no moments at first
 begins = Begins()
 trainer = Trainer(model, arguments, train_dataset=samples, callbacks=[callback, begins])
 latest = callback.latest
 trainer.train(resume_from_checkpoint=latest)
-torch.save([latest and os.path.relpath(latest, job_path), begins.found, everything(trainer.model)], f"{out}-{rank}")
+torch.save([latest and os.path.relpath(latest, job_path) if not how.startswith("deepspeed") else latest and os.path.relpath(
+    os.path.realpath(latest + "/model.safetensors"), job_path), begins.found, everything(trainer.model)], f"{out}-{rank}")
 """
 
 
@@ -216,6 +238,23 @@ class OneNode(Common, mount.TestCase):
             state = load_file(job.file("current/rank", rank, "pytorch_model_fsdp_0/model.safetensors"))
             self.assertEqual(state["model.layers.0.mlp.up_proj.weight"].shape, (24, 32))
         self.assertIn("config.json", os.listdir(job.file("checkpoints/checkpoint-4/hf")))
+
+
+    @unittest.skipUnless(importlib.util.find_spec("deepspeed"), "Python has no deepspeed here")
+    def test_deepspeed(self):
+        """The engine goes on with all it had; on other numbers of ranks it has the same parameters."""
+        place = "checkpoints/checkpoint-2/layouts/tp1-pp1-dp1/rank/0/model.safetensors"
+        for stage in (1, 2):
+            with self.subTest(stage=stage):
+                job = ptc.Job.create(self.mount.path + f"/deepspeed-{stage}")
+                shutil.rmtree(self.scratch)
+                os.mkdir(self.scratch)
+                whole = self.goes_on([job.path] * 2, f"deepspeed-{stage}", place)
+                for size in (1, 4):
+                    for _, began_with, _ in self.resumed([job.path] * size, f"deepspeed-{stage}", place.replace("point-2", "point-4")):
+                        self.same(began_with[:-1], whole[:-1])
+                    for name in job.checkpoints()[2:]:
+                        remove(job.file("checkpoints", name))
 
 
 class TwoNodes(Common):

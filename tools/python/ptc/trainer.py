@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from concurrent.futures import Future
 from typing import Any, List, Optional, Union
 
@@ -22,6 +23,7 @@ from .saving import commit, save, write_file
 
 _ALONE = {"tp": 1, "pp": 1, "dp": 1}
 _NAME = re.compile(r"checkpoint-\d+")  # what the Trainer calls what it saves, by its count of steps
+_DEEPSPEED = re.compile(r"global_step\d+")  # directories of its engine's
 _SHARDED = "pytorch_model_fsdp"  # directories of such names are FSDP's sharded state, which dcp.load reads
 
 
@@ -43,18 +45,21 @@ class Callback(TrainerCallback):
     def __init__(self, job: Union[str, os.PathLike, Job], *, overwrite: bool = False) -> None:
         self.job = job if isinstance(job, Job) else Job(job)
         self.overwrite = overwrite
+        self._links: "List[tempfile.TemporaryDirectory[str]]" = []
 
     @property
     def latest(self) -> Optional[str]:
         """For trainer.train(resume_from_checkpoint=…): the checkpoint-<step> of most steps, as one rank has it; of
-        FSDP's sharded state, for any number of ranks. None: the job has none of that name, whatever else it has. All
+        FSDP's sharded state, and of DeepSpeed's (with "load_universal"), for any number of ranks. None: the job has none of that name, whatever else it has. All
         ranks ask, and get the same.
         """
         def newest() -> Optional[str]:
             name = max(self._names(), key=_steps, default=None)
             return None if name is None else os.path.relpath(self._place(name), self.job.path)
         found = group.prepare().together(newest, here=True)
-        return None if found is None else self.job.file(found)
+        if found is None:
+            return None
+        return self._of_deepspeed(found.split(os.sep)[1]) or self.job.file(found)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the Trainer writes anything: whether the checkpoint's name is free."""
@@ -91,6 +96,25 @@ class Callback(TrainerCallback):
         """A checkpoint as the Trainer takes it."""
         sharded = self.job.file("checkpoints", name, "dcp")
         return sharded if _is_sharded(sharded) else self._alone(name)
+
+    def _of_deepspeed(self, name: str) -> Optional[str]:
+        """Of a checkpoint with DeepSpeed's state links to its universal form, beside those to the Trainer's own files. They
+        are this process', and go with it. None: there is no such state.
+        """
+        alone = self._alone(name)
+        if not any(map(_DEEPSPEED.match, os.listdir(alone))):
+            return None
+        links = tempfile.TemporaryDirectory(prefix=f"{name}-")
+        self._links.append(links)  # until this process ends
+        universal = os.path.join(os.path.dirname(os.path.dirname(alone)), "deepspeed")
+        for top in (universal, alone):
+            for file in os.listdir(top):
+                link = os.path.join(links.name, file)
+                if file == "LEFT_OUT.txt" or top == alone and (_DEEPSPEED.match(file) or file == "latest"):
+                    continue
+                if not os.path.lexists(link):
+                    os.symlink(os.path.join(top, file), link)
+        return links.name
 
     def _names(self) -> List[str]:
         """Of the Trainer's checkpoints, the oldest first."""
