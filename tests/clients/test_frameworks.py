@@ -361,7 +361,8 @@ assert path
 from deepspeed.utils import safe_get_full_fp32_param as full, safe_get_full_optimizer_state as moment
 for name, parameter in engine.module.named_parameters():
     wanted = held[name]
-    for found, expected in ((full(parameter), wanted), (moment(parameter, "exp_avg"), wanted * 2), (moment(parameter, "exp_avg_sq"), wanted * wanted)):
+    loaded = full(parameter), moment(parameter, "exp_avg"), moment(parameter, "exp_avg_sq")
+    for found, expected in zip(loaded, (wanted, wanted * 2, wanted * wanted)):
         assert found.shape == expected.shape and torch.equal(found, expected), name
 assert any("qkv_proj" in name for name in held)
 """

@@ -50,7 +50,8 @@ class Callback(TrainerCallback):
     @property
     def latest(self) -> Optional[str]:
         """For trainer.train(resume_from_checkpoint=…): the checkpoint-<step> of most steps, as one rank has it; of
-        FSDP's sharded state, and of DeepSpeed's (with "load_universal"), for any number of ranks. None: the job has none of that name, whatever else it has. All
+        FSDP's sharded state, and of DeepSpeed's (with "load_universal"),
+        for any number of ranks. None: the job has none of that name, whatever else it has. All
         ranks ask, and get the same.
         """
         def newest() -> Optional[str]:
