@@ -8,6 +8,7 @@ import time
 import unittest
 
 import mount
+import prometheus
 import ranks
 
 sys.path.insert(0, ranks.PACKAGE)
@@ -189,6 +190,10 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
         job.save({"model": {"w": torch.ones(4)}}, "a")
         self.assertEqual(ptc.load(job.path)["model"]["w"].tolist(), [1, 1, 1, 1])
 
+    def requests(self, operation):
+        key = "ptcfs_requests_total", (("operation", operation),)
+        return prometheus.parse(mount.read_text(self.mount.path + "/.ptc/metrics")).get(key, 0)
+
     def test_a_name_again(self):
         job = ptc.Job.create(self.mount.path + "/again")
         job.save({"w": torch.ones(4)}, "a")
@@ -202,7 +207,9 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
             ptc.commit(job.incoming("a"))
         ptc.save({"w": torch.ones(4)}, job.incoming("a"), overwrite=True)
         ptc.commit(job.incoming("a"), overwrite=True)
+        before = self.requests("unlink")
         job.save({"w": torch.zeros(4)}, "a", overwrite=True)
+        self.assertEqual(self.requests("unlink"), before)  # not name by name
         self.assertEqual((job.checkpoints(), ptc.load(job.path)["w"].tolist()), (["a"], [0, 0, 0, 0]))
         import torch.distributed.checkpoint as dcp
         dcp.save({"w": torch.ones(4)}, storage_writer=ptc.Writer(job, "a", overwrite=True), no_dist=True)

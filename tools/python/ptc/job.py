@@ -261,12 +261,19 @@ class Job:
         """Whether a checkpoint is, so that it cannot be removed (`ptc pin`)."""
         return any(one["name"] == name and one["pinned"] for one in self.status["checkpoints"])
 
+    def remove_checkpoint(self, name: str) -> None:
+        """As `ptc rm` does, however many names are in it. PermissionError: it is pinned. OSError: something stays."""
+        try:
+            self.ask(do="remove", job=self.name, checkpoint=name)
+        except (PtcError, OSError):
+            remove(self.file("checkpoints", name))  # says why, and waits where that helps
+
     def remove_unpinned(self, name: str) -> None:
         """Removes a checkpoint, if there is one, and if it is not pinned. OSError: something stays."""
         if self.is_pinned(name):
             return
         try:
-            remove(self.file("checkpoints", checkpoint_name(name)))
+            self.remove_checkpoint(checkpoint_name(name))
         except PermissionError:
             if not self.is_pinned(name):  # meanwhile
                 raise
@@ -419,7 +426,7 @@ class Job:
         source, target = self.incoming(begun), self.file("checkpoints", name)
         if overwrite and os.path.isdir(source) and os.path.isdir(target):
             self.check_free(name, overwrite)
-            remove(target)
+            self.remove_checkpoint(name)
         deadline = None if timeout is None else time.monotonic() + timeout
         in_vain = 0
         while True:
