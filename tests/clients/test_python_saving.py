@@ -192,7 +192,7 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
 
     def requests(self, operation):
         key = "ptcfs_requests_total", (("operation", operation),)
-        return prometheus.parse(mount.read_text(self.mount.path + "/.ptc/metrics")).get(key, 0)
+        return prometheus.check(mount.read_text(self.mount.path + "/.ptc/metrics")).get(key, 0)
 
     def test_a_name_again(self):
         job = ptc.Job.create(self.mount.path + "/again")
