@@ -292,6 +292,7 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
 
   const std::shared_ptr<const CheckpointFacts> facts_;
   SharedResults* const results_;
+  mutable std::atomic<bool> has_no_dcp_values_{false};  // true: it was looked for
   Transport* const transport_;
   const std::function<bool()> catch_up_;
   std::atomic<bool> removed_ = false;

@@ -142,15 +142,21 @@ Result<std::map<std::string, std::vector<DcpTable>>> Checkpoint::tables_of_dcp()
 
 Result<std::shared_ptr<const Checkpoint::TextsByDirectory>> Checkpoint::values_of_dcp() const {
   using Values = std::shared_ptr<const TextsByDirectory>;
-  return results_->get<TextsByDirectory>(key("values of dcp"), [&]() -> Result<Values> {
-    PTC_TRY(const auto tables, tables_of_dcp());
-    auto values = std::make_shared<TextsByDirectory>();
-    for (const auto& [directory, of_files] : tables) {
-      PTC_TRY(auto text, dcp_values_file(of_files));
-      if (!text.empty()) values->emplace(directory, std::move(text));
-    }
-    return Values(std::move(values));
-  });
+  // Of what is empty no file set would hold the result, and each rank's would make it again.
+  static const Values none = std::make_shared<TextsByDirectory>();
+  if (has_no_dcp_values_) return none;
+  PTC_TRY(auto found,
+          results_->get<TextsByDirectory>(key("values of dcp"), [&]() -> Result<Values> {
+            PTC_TRY(const auto tables, tables_of_dcp());
+            auto values = std::make_shared<TextsByDirectory>();
+            for (const auto& [directory, of_files] : tables) {
+              PTC_TRY(auto text, dcp_values_file(of_files));
+              if (!text.empty()) values->emplace(directory, std::move(text));
+            }
+            return Values(std::move(values));
+          }));
+  has_no_dcp_values_ = found->empty();
+  return found;
 }
 
 Result<std::optional<Checkpoint::MegatronTree>> Checkpoint::megatron_tree() const {

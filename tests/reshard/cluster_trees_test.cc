@@ -191,6 +191,21 @@ TEST_F(TreesTest, WhatDcpSavedMayBeWrittenOnAnyNode) {
     }
 }
 
+/// It has no values beside tensors. To find that out all tables are read, which each rank of a
+/// layout would do again.
+TEST_F(TreesTest, ThatThereAreNoValuesIsFoundOutOnce) {
+  put_all({0});
+  commit(0);
+  const CheckpointRef checkpoint = cluster_.job(0, "job")->find_checkpoint("base");
+  const auto of_rank = [&] {
+    const auto values = checkpoint->values_of_dcp().value();
+    EXPECT_TRUE(values->empty());
+    return std::weak_ptr(values);
+  };
+  of_rank();
+  EXPECT_FALSE(of_rank().expired());
+}
+
 /// Each of the two is on other nodes, and no node has some of all.
 TEST_F(TreesTest, OfSeveralDirectoriesEachMayBeOnOtherNodes) {
   std::vector<TensorInfo> tensors[2];
