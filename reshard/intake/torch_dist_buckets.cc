@@ -120,7 +120,7 @@ constexpr std::string_view kFirst[] = {"embedding.word_embeddings.weight",
                                        "embedding.position_embeddings.weight"};
 constexpr std::string_view kLast[] = {"decoder.final_layernorm.weight",
                                       "decoder.final_layernorm.bias", kMegatronHead};
-constexpr std::string_view kLayers = "decoder.layers.";
+constexpr std::string_view kDecoderLayers = "decoder.layers.";
 
 /// By row of kOfLayer, bias and expert.
 using Place = std::array<uint64_t, 3>;
@@ -218,7 +218,7 @@ class Unbucketing {
       const DcpTensor& tensor = metadata_.tensors[t];
       std::string_view name = tensor.name;
       if (is_optimizer_bucket(name) || !is_megatron_parameter(name, tensor.dtype)) continue;
-      const bool stack = take_text(name, kLayers);
+      const bool stack = take_text(name, kDecoderLayers);
       if (stack) {
         const auto number = take_digits(name);
         if (number && (!take_text(name, ".") || *number >= kMostRanks)) return false;
@@ -283,7 +283,7 @@ class Unbucketing {
   /// Of a stack: its layers; and of experts: these.
   static bool is_stack(const DcpTensor& tensor) {
     std::string_view name = tensor.name;
-    return take_text(name, kLayers) && !take_digits(name);
+    return take_text(name, kDecoderLayers) && !take_digits(name);
   }
   static size_t axes_before(const DcpTensor& tensor) {
     return (is_stack(tensor) ? 1 : 0) + (is_megatron_expert(tensor.name) ? 1 : 0);
@@ -299,7 +299,7 @@ class Unbucketing {
     const size_t before = axes_before(tensor);
     uint64_t of_layer = 0;
     std::string_view name = tensor.name;
-    if (take_text(name, kLayers) && !stack) of_layer = take_digits(name).value_or(0);
+    if (take_text(name, kDecoderLayers) && !stack) of_layer = take_digits(name).value_or(0);
     for (uint32_t c = 0; c < tensor.chunks.size(); ++c) {
       const Box& box = tensor.chunks[c].box;
       if (box.empty()) continue;  // and may be in no file
