@@ -12,7 +12,9 @@
 #include <memory>
 #include <optional>
 
+#include "reshard/intake/uncovered_boxes.h"
 #include "store/base/file.h"
+#include "store/base/json.h"
 #include "store/base/mutex.h"
 #include "store/tensor/mapped_copy.h"
 #include "store/tensor/strided_copy.h"
@@ -341,47 +343,14 @@ Result<Checksum> hash_file(const FileToHash& file, FileState state, HashCache& h
   return sums[0];
 }
 
-namespace {
-
-// The boxes of the local array that no piece covers; of a flat cut runs of its elements.
-Result<std::vector<Box>> uncovered_boxes(const SubTensor& part) {
-  std::vector<Box> uncovered{Box::whole(part.local_shape)};
-  const uint64_t begin = part.flat ? part.flat->begin : 0;
-  uint64_t elements = 0;
-  if (part.flat) {
-    elements = Box::whole(part.flat->of).volume();
-    uncovered = boxes_of_run(part.flat->of, begin, std::min(begin + part.local_shape[0], elements));
-  }
-  for (const Piece& piece : part.pieces) {
-    std::vector<Box> left;
-    for (const Box& box : uncovered)
-      for (Box& rest : subtract(box, {piece.local_offset, piece.global.extent}))
-        left.push_back(std::move(rest));
-    uncovered.swap(left);
-  }
-  if (!part.flat) return uncovered;
-  std::vector<Box> runs;
-  for (const Box& box : uncovered) {
-    PTC_TRY(auto copy, make_strided_copy(array_at(part, 0), box.offset, {0, box.extent},
-                                         Dims(box.axes()), box.extent, 8));
-    for_each_run(copy, [&](uint64_t from, uint64_t, uint64_t count) {
-      runs.push_back({Dims{from}, Dims{count}});
-    });
-  }
-  const uint64_t behind = std::max(elements, begin) - begin;
-  if (behind < part.local_shape[0])
-    runs.push_back({Dims{behind}, Dims{part.local_shape[0] - behind}});
-  return runs;
-}
-
-}  // namespace
-
 Result<std::vector<FoundPadding>> find_padding(const FileToHash& file, const TensorEntry& entry,
                                                const SubTensor& part) {
   std::vector<FoundPadding> found;
-  PTC_TRY(auto uncovered, uncovered_boxes(part));
+  auto uncovered = uncovered_boxes(part);
+  if (uncovered.has_error())
+    return std::move(uncovered).error().with_context("tensor " + ptc::quoted(entry.name));
   UniqueFd fd;
-  for (Box& box : uncovered) {
+  for (Box& box : uncovered.value()) {
     if (box.empty()) continue;
     if (!fd.valid()) {
       PTC_TRY(fd, file.open());
