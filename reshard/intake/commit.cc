@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <map>
 #include <set>
@@ -15,6 +16,7 @@
 #include "reshard/intake/file_reads.h"
 #include "reshard/intake/flat_files.h"
 #include "reshard/intake/found_files.h"
+#include "reshard/intake/hash_questions.h"
 #include "reshard/intake/rank_views.h"
 #include "reshard/intake/tree_format.h"
 #include "store/base/fan_out.h"
@@ -259,25 +261,27 @@ Result<> hash_found(const CommitRequest& request, const Model& model,
                     const std::vector<FilesElsewhere>& elsewhere, std::vector<Found>& found,
                     Executor& executor, HashCache& hashes, std::stop_token stop) {
   const int dir_fd = request.dir_fd;
-  std::map<const FilesElsewhere*, uint64_t> bytes;  // null: here
   uint64_t bytes_total = 0;
   for (const Found& file : found)
-    for (const TensorEntry& tensor : file.tensors) {
-      bytes[file.node] += tensor.bytes;
-      bytes_total += tensor.bytes;
-    }
+    for (const TensorEntry& tensor : file.tensors) bytes_total += tensor.bytes;
   if (request.hashing_begins) request.hashing_begins(bytes_total);
-  std::vector<std::string> requests;
-  for (const FilesElsewhere& node : elsewhere) requests.push_back(hash_request(model, node, found));
-  const auto has_hashed = [&](size_t i) {
-    if (request.bytes_hashed == nullptr) return;
-    if (const auto own = bytes.find(&elsewhere[i]); own != bytes.end())
-      *request.bytes_hashed += own->second;
+  std::vector<HashQuestions> questions;  // by node
+  std::vector<std::string> first;
+  for (const FilesElsewhere& node : elsewhere)
+    first.push_back(questions.emplace_back(model, node, found, request.hashed_at_once).next());
+  std::vector<Result<>> taken(elsewhere.size(), ok());
+  std::atomic<bool> failed = false;  // then nobody is asked any more
+  const auto next = [&](size_t i, const Result<std::string>& answer) -> std::optional<std::string> {
+    if (answer.has_value()) taken[i] = questions[i].take(answer.value());
+    if (answer.has_error() || taken[i].has_error()) failed = true;
+    else if (request.bytes_hashed != nullptr) *request.bytes_hashed += questions[i].bytes_asked();
+    if (failed || questions[i].over()) return std::nullopt;
+    return questions[i].next();
   };
   // Waited for by one thread, while this one hashes what is here.
   Answers<std::vector<Result<std::string>>> hashed_elsewhere(
       elsewhere.empty() ? 0 : 1, [&](size_t) -> Result<std::vector<Result<std::string>>> {
-        return request.hash_elsewhere(requests, has_hashed);
+        return request.hash_elsewhere(first, next);
       });
   auto hash_here = [&]() -> Result<> {
     std::vector<ArrayToHash> arrays;
@@ -304,16 +308,13 @@ Result<> hash_found(const CommitRequest& request, const Model& model,
     return ok();
   };
   Result<> hashed = hash_here();
+  if (hashed.has_error()) failed = true;
   std::vector<Result<std::vector<Result<std::string>>>> waited = hashed_elsewhere.wait();
-  for (size_t i = 0; i < elsewhere.size(); ++i) {
-    if (hashed.has_error()) continue;
-    if (waited[0].has_error()) {
-      hashed = waited[0].error();
-      continue;
-    }
+  if (hashed.has_value() && !waited.empty() && waited[0].has_error()) hashed = waited[0].error();
+  for (size_t i = 0; i < elsewhere.size() && hashed.has_value(); ++i) {
     Result<std::string>& answer = waited[0].value()[i];
     if (answer.has_error()) hashed = std::move(answer).error();
-    else hashed = take_hashes(elsewhere[i], answer.value(), found);
+    else hashed = taken[i];
   }
   return hashed;
 }

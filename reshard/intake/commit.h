@@ -98,18 +98,23 @@ struct CommitRequest {
   /// Tensors of the job's last checkpoint that FSDP leaves whole, by file and name.
   std::map<std::pair<std::string, std::string>, Shape> known_whole;
   /// Told how many bytes of tensors are to be hashed, on all nodes, before the first is. Then these
-  /// are counted, on whatever thread; those of another node when it has them all.
+  /// are counted, on whatever thread; those of another node when it answers.
   std::function<void(uint64_t bytes_total)> hashing_begins = {};
   std::atomic<uint64_t>* bytes_hashed = nullptr;
-  /// Asks all that have files elsewhere to hash_files(), in their order, and waits for all answers;
-  /// `hashed` is told of each that has. Where there are such.
-  std::function<std::vector<Result<std::string>>(const std::vector<std::string>& requests,
-                                                 const std::function<void(size_t i)>& hashed)>
+  /// Asks all that have files elsewhere to hash_files(), in their order: `first`, and after each
+  /// answer what `next` says, until it says nothing. Waits for all, and comes back with the last
+  /// answer of each. Where there are such.
+  using NextToHash =
+      std::function<std::optional<std::string>(size_t i, const Result<std::string>& answer)>;
+  std::function<std::vector<Result<std::string>>(const std::vector<std::string>& first,
+                                                 const NextToHash& next)>
       hash_elsewhere = {};
-  AskToRead read_elsewhere = {};  // where there are such
+  size_t hashed_at_once = 1 << 15;  // HashQuestions
+  AskToRead read_elsewhere = {};    // where there are such
 };
 
 class ListedFiles;  // file_reads.h
+class FilesToHash;  // hash_questions.h
 
 /// The files of a checkpoint that another node has taken. `listing` is what its list_files() said.
 struct FilesElsewhere {
@@ -123,9 +128,9 @@ Result<std::string> list_files(int dir_fd);
 /// them, and where in them the arrays of items lie (file_reads.h).
 Result<std::string> read_parts(int dir_fd, ListedFiles& files, std::string_view request,
                                Executor& executor, std::stop_token stop);
-/// And then: the checksums of their tensors' parts.
-Result<std::string> hash_files(int dir_fd, std::string_view request, Executor& executor,
-                               HashCache& hashes, std::stop_token stop);
+/// And then: the checksums of their tensors' parts, of some at a time (HashQuestions).
+Result<std::string> hash_files(int dir_fd, FilesToHash& files, std::string_view request,
+                               Executor& executor, HashCache& hashes, std::stop_token stop);
 
 /// A checkpoint that could be made of the directory. Nothing has been changed yet.
 struct CommitDraft {

@@ -9,6 +9,7 @@
 
 #include "reshard/intake/commit.h"
 #include "reshard/intake/file_reads.h"
+#include "reshard/intake/hash_questions.h"
 #include "reshard/intake/seal.h"
 #include "store/base/error.h"
 #include "store/base/file.h"
@@ -65,6 +66,7 @@ class CommitShare {
   const std::string& incoming() const { return incoming_; }
   int directory() const { return directory_.get(); }
   ListedFiles& listed() { return listed_; }
+  FilesToHash& to_hash() { return to_hash_; }
   /// Other than directories, layout.json and what the data set has consumed.
   bool has_files() const;
   /// Links files, by their paths in the directory, as images, in that order. kBusy: one has changed
@@ -110,6 +112,7 @@ class CommitShare {
   const std::string id_, incoming_;
   UniqueFd directory_;
   ListedFiles listed_;
+  FilesToHash to_hash_;
   mutable Mutex mutex_;
   std::map<std::string, FileVersion> versions_
       PTC_GUARDED_BY(mutex_);  // of its files, by path, as they were sealed

@@ -118,10 +118,5 @@ Result<std::optional<FoundCount>> find_consumed(int dir_fd, const std::vector<Fo
 Result<std::vector<Found>> read_listing(const FilesElsewhere& node);
 Result<std::optional<std::string>> text_in_listing(const std::string& listing,
                                                    std::string_view key);
-/// What that node is asked to hash, and what it answered.
-std::string hash_request(const Model& model, const FilesElsewhere& node,
-                         const std::vector<Found>& found);
-Result<> take_hashes(const FilesElsewhere& node, const std::string& answer,
-                     std::vector<Found>& found);
 
 }  // namespace ptc

@@ -406,23 +406,25 @@ Result<> CommitAttempt::draft() {
     nodes.push_back(one.files.node);
     fences_.push_back(one.fence);
   }
-  request.hash_elsewhere = [&](const std::vector<std::string>& requests,
-                               const std::function<void(size_t)>& hashed) {
+  const std::string line = json::serialize(json::object{{"id", id_}}) + "\n";
+  const auto bodies_of = [&](const std::vector<std::string>& requests) {
     std::vector<std::string> bodies;
-    for (const std::string& one : requests)
-      bodies.push_back(json::serialize(json::object{{"id", id_}}) + "\n" + one);
+    for (const std::string& one : requests) bodies.push_back(line + one);
+    return bodies;
+  };
+  request.hash_elsewhere = [&](const std::vector<std::string>& first,
+                               const CommitRequest::NextToHash& next) {
     const auto then = [&](size_t i, const Result<std::string>& answer) -> std::optional<NextCall> {
-      if (answer.has_value()) hashed(i);
-      return std::nullopt;
+      const std::optional<std::string> more = next(i, answer);
+      if (!more) return std::nullopt;
+      return NextCall{line + *more};
     };
-    return job_.peers.ask_all(nodes, PeerMethod::kHash, bodies, stop_.get_token(), {}, then);
+    return job_.peers.ask_all(nodes, PeerMethod::kHash, bodies_of(first), stop_.get_token(), {},
+                              then);
   };
   request.read_elsewhere = [&](const std::vector<std::string>& asked,
                                const std::vector<std::string>& requests) {
-    std::vector<std::string> bodies;
-    for (const std::string& one : requests)
-      bodies.push_back(json::serialize(json::object{{"id", id_}}) + "\n" + one);
-    return job_.peers.ask_all(asked, PeerMethod::kRead, bodies, stop_.get_token());
+    return job_.peers.ask_all(asked, PeerMethod::kRead, bodies_of(requests), stop_.get_token());
   };
   const auto deadline = started_ + kWaitForRelease;
   auto draft_now = [&] {

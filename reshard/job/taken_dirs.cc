@@ -202,8 +202,8 @@ Result<std::string> TakenDirs::answer(PeerMethod method, const json::object& req
     return read_parts(share->directory(), share->listed(), rest, *place_.services.executor,
                       stop_.get_token());
   if (method == PeerMethod::kHash)
-    return hash_files(share->directory(), rest, *place_.services.executor, hashing_.hashes(),
-                      stop_.get_token());
+    return hash_files(share->directory(), share->to_hash(), rest, *place_.services.executor,
+                      hashing_.hashes(), stop_.get_token());
   if (method == PeerMethod::kHide) {
     PTC_TRY(share->hide(CommitShare::Name::kShown));
     return std::string();

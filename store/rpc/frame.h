@@ -10,7 +10,7 @@
 
 namespace ptc {
 
-inline constexpr uint16_t kProtocolVersion = 5;
+inline constexpr uint16_t kProtocolVersion = 6;
 
 /// On the wire: never renumber.
 enum class FrameType : uint16_t {

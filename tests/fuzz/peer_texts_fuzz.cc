@@ -8,6 +8,7 @@
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "reshard/intake/commit.h"
 #include "reshard/intake/file_reads.h"
+#include "reshard/intake/hash_questions.h"
 #include "reshard/job/plan_part.h"
 
 namespace ptc::fuzz {
@@ -33,10 +34,10 @@ void lead(std::string_view input) {
   const std::string listing(take_text(input));
   const std::string answer(input);
   CommitRequest request{.name = "incoming/a", .node = "w0"};
-  request.hash_elsewhere = [&](const std::vector<std::string>&, const auto& hashed) {
-    hashed(0);
+  request.hash_elsewhere = [&](const std::vector<std::string>&, const auto& next) {
     std::vector<Result<std::string>> answers;
     answers.emplace_back(answer);
+    while (next(0, answers[0])) continue;
     return answers;
   };
   request.read_elsewhere = [&](const std::vector<std::string>& nodes,
@@ -55,7 +56,8 @@ void follow(std::string_view input) {
   static WrittenDirectory directory;
   directory.write(take_text(input));
   HashCache hashes;
-  auto answer = hash_files(directory.fd(), input, executor(), hashes, {});
+  FilesToHash to_hash;
+  auto answer = hash_files(directory.fd(), to_hash, input, executor(), hashes, {});
   if (!answer && answer.error().code() != Code::kBusy) check_error(answer.error());
   ListedFiles listed;
   auto read = read_parts(directory.fd(), listed, input, executor(), {});

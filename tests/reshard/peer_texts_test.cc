@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "reshard/intake/found_files.h"
+#include "reshard/intake/hash_questions.h"
 #include "reshard/job/plan_part.h"
 
 namespace ptc {
@@ -79,9 +80,10 @@ class PeerFiles : public ::testing::Test {
     Executor executor(1, nullptr);
     HashCache hashes;
     CommitRequest request{.name = "incoming/a", .node = "w0"};
-    request.hash_elsewhere = [&](const auto&, const auto&) {
+    request.hash_elsewhere = [&](const auto&, const auto& next) {
       std::vector<Result<std::string>> answers;
       answers.emplace_back(answer);
+      EXPECT_EQ(next(0, answers[0]), std::nullopt);
       return answers;
     };
     auto draft = draft_commit(request, {{"w1", text}}, executor, hashes, {});
@@ -130,8 +132,11 @@ TEST_F(PeerFiles, RequestsAreForPartsOfWhatIsThere) {
   Executor executor(1, nullptr);
   const auto ask = [&](std::string_view part) {
     HashCache hashes;
+    FilesToHash files;
     auto hashed = hash_files(
-        directory.get(), fmt::format(R"({{"files": [{{"number": 0, "tensors": [{}]}}]}})", part),
+        directory.get(), files,
+        fmt::format(R"({{"files": [{{"number": 0, "first": 0, "of": 1, "tensors": [{}]}}]}})",
+                    part),
         executor, hashes, {});
     return hashed.has_error() ? hashed.error().message() : "";
   };
