@@ -2,7 +2,9 @@
 PyTorch is needed, and no other framework."""
 import os
 import shutil
+import struct
 import tempfile
+import threading
 import time
 
 import cluster
@@ -13,7 +15,9 @@ import models
 import test_deepspeed_trees as deepspeed  # as a module: its own tests are run there
 
 torch = mount.require("torch")
+dcp = mount.require("torch.distributed.checkpoint")
 RANKS = 4
+MANY = 20_000  # tensors: what nodes tell each other of so many takes seconds over a slow link
 
 BODY = """
 mesh = init_device_mesh("cpu", (2, 2))
@@ -100,6 +104,75 @@ class Saves(cases.TestCase):
         self.job(1).commit("base")
         cluster.until(lambda: os.path.exists(self.job(0).checkpoint("base")), "the checkpoint is there")
         self.expect_saved()
+
+    def save_many(self, top):
+        """Small tensors in two files, by dcp.save."""
+        state = {f"table.{number}": torch.full((4,), float(number)) for number in range(MANY)}
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(top, thread_count=2, sync_files=False), no_dist=True)
+        return {name: mount.read_bytes(os.path.join(top, name)) for name in os.listdir(top)}
+
+    def rename(self, node):
+        job = self.job(node)
+        return mount.error_of(os.rename, job.incoming("base"), job.checkpoint("base"))
+
+    def kill_in_the_middle(self, phase, killed):
+        """While w0, which leads the commit, has asked w1 and has no answer yet. What the mv said that waited."""
+        self.nodes.shape(1, "1mbit")
+        errors, over = [], threading.Event()
+
+        def move():
+            while not over.is_set() and (not errors or errors[-1] == "EAGAIN"):
+                errors.append(self.rename(0))
+        moving = threading.Thread(target=move)
+        moving.start()
+
+        def is_in_it():
+            commits = self.job(0).status()["commits"]
+            return [(one["phase"], one["bytes_total"] > 0) for one in commits] == [("hashing", phase == "hashing")]
+        cluster.until(is_in_it, f"w1 is asked for the sake of {phase}", 60)
+        before = self.nodes.bytes_received(1)
+        cluster.until(lambda: self.nodes.bytes_received(1) > before + (150 << 10), "w1 has a part of the question", 60)
+        self.assertTrue(is_in_it(), "that was too late")
+        self.nodes.kill(killed)
+        over.set()
+        moving.join(60)
+        self.nodes.shape(1, None)
+        return errors
+
+    def test_a_node_that_is_killed_while_its_files_are_read_or_hashed(self):
+        """Whoever it is: all files are where they were, the mv may be tried again, and succeeds once all are back."""
+        saved = self.save_many(os.path.join(self.scratch, "many"))
+        self.assertEqual(sorted(saved), [".metadata", "__0_0.distcp", "__0_1.distcp"])
+        where = {".metadata": 0, "__0_0.distcp": 0, "__0_1.distcp": 1}
+        for phase, killed in (("reading", 1), ("hashing", 1), ("hashing", 0)):
+            with self.subTest(phase, killed=killed):
+                for name, node in where.items():
+                    os.makedirs(self.job(node).incoming("base"), exist_ok=True)
+                    with open(os.path.join(self.job(node).incoming("base"), name), "wb") as file:
+                        file.write(saved[name])
+                errors = self.kill_in_the_middle(phase, killed)
+                if killed == 1:
+                    self.assertEqual(set(errors), {"EAGAIN"})
+                    self.nodes.wait_members()
+                    self.assertEqual(self.rename(0), "EAGAIN")  # nothing is committed without what it has
+                    self.assertIn("w1 is away, and has written something into", self.job(0).commit_error("base"))
+                else:
+                    self.assertNotIn(errors[-1], ("", "EAGAIN"))  # the mount is gone
+                self.nodes.start(killed)
+                self.nodes.wait_members()
+                for name, node in where.items():
+                    cluster.until(lambda name=name, node=node: os.path.exists(self.job(node).incoming("base") + "/" + name), name)
+                    self.assertEqual(mount.read_bytes(self.job(node).incoming("base") + "/" + name), saved[name], name)
+                self.assertEqual([os.listdir(self.job(node).file("checkpoints")) for node in (0, 1)], [[], []])
+                self.job(0).commit("base")
+                for node in (0, 1):
+                    cluster.until(lambda node=node: os.path.exists(self.job(node).checkpoint("base")), "the checkpoint is there")
+                    found = models.read_safetensors(self.job(node).rank_file("base", cases.layout_name(1, 1), 0))
+                    values = {name: tensor.data for name, tensor in found.items()}
+                    self.assertEqual(values, {f"table.{number}": struct.pack("<4f", *[number] * 4) for number in range(MANY)})
+                    self.nodes.nodes[node].ptc("verify", self.name)
+                self.nodes.nodes[0].ptc("rm", "--force", self.name + "/base")
+                cluster.until(lambda: all(os.listdir(self.job(node).file("checkpoints")) == [] for node in (0, 1)), "it is gone")
 
     def expect_as_of_one_node(self, top):
         """Every second file on each node; all under several layouts is what it is where one node has all files."""
