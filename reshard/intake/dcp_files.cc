@@ -1,6 +1,7 @@
 #include "reshard/intake/dcp_files.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "store/codec/dcp_metadata.h"
 #include "store/codec/tensor_path.h"
 #include "store/codec/torch_file.h"
+#include "store/codec/zip.h"
 
 namespace ptc {
 namespace {
@@ -27,7 +29,8 @@ constexpr uint64_t kMostMetadataBytes = 1 << 30;
 constexpr uint64_t kMostTimesBytes = 40, kMostOfSmall = 4 << 20, kMostOfData = 60 << 20;
 constexpr uint64_t kMostValueBytes = 64 << 20;  // of one file
 static_assert(kMostValueBytes <= FileReader::kMostBytesAsked);
-constexpr uint64_t kMostCommonBytes = 64 << 20;  // of a common.pt on another node
+constexpr uint64_t kMostCommonBytes = 64 << 20;   // of a common.pt on another node
+constexpr std::string_view kZipMagic = "PK\3\4";  // what torch.save's files begin with
 constexpr std::string_view kDcpSetName = "model.safetensors";
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/') + 1); }
@@ -193,7 +196,8 @@ std::vector<TorchStep> path_of(const DcpTensor& tensor) {
   return {{TorchStep::Kind::kKey, tensor.name, 0}};
 }
 
-/// What Megatron-LM says of itself in a common.pt; nullopt: it is another's.
+/// What Megatron-LM says of itself in a common.pt; nullopt: it is another's. kInvalidArgument: it
+/// may be its, and is damaged: what it would have said would be missed.
 Result<std::optional<MegatronFile>> said_in(const FileReader& files, const Found& common) {
   ReadAt read;
   std::string text;
@@ -206,6 +210,15 @@ Result<std::optional<MegatronFile>> said_in(const FileReader& files, const Found
   }
   const auto file = TorchFile::read(read, common.version.bytes);
   if (file.has_value()) return megatron_file(file.value());
+  std::array<char, kZipMagic.size()> first{};
+  const bool is_zip = common.version.bytes >= first.size() &&
+                      read(0, std::as_writable_bytes(std::span(first))).has_value() &&
+                      std::string_view(first.data(), first.size()) == kZipMagic;
+  if (is_zip && ZipDirectory::read(read, common.version.bytes).has_error())
+    return Error(file.error().code(),
+                 fmt::format("{}{}: {}", common.source(),
+                             common.node != nullptr ? " on node " + common.node->node : "",
+                             file.error().message()));
   if (file.error().code() != Code::kInvalidArgument) return file.error();
   return std::optional<MegatronFile>();
 }

@@ -118,8 +118,10 @@ bool is_within(uint64_t offset, uint64_t length, uint64_t bytes) {
 Result<FileParts> read_file_parts(int dir_fd, const FileReads& wanted) {
   const Found& found = *wanted.file;
   PTC_TRY(const UniqueFd fd, FileToHash(dir_fd, found.source(), found.version).open());
-  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) {
-    return read_exactly(fd.get(), into, offset);
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> into) -> Result<> {
+    Result<> done = read_exactly(fd.get(), into, offset);
+    if (done.has_error()) return std::move(done).error().with_context(found.source());
+    return ok();
   };
   FileParts parts;
   for (const FileReads::Array& one : wanted.arrays) {

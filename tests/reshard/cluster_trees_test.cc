@@ -5,14 +5,18 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "store/codec/dcp_compose.h"
 #include "store/codec/pickle_writer.h"
 #include "store/codec/torch_compose.h"
 #include "tests/reshard/cluster_fixture.h"
+#include "tests/reshard/saved_buckets.h"
+#include "tests/reshard/saved_trees.h"
 #include "tests/support/becomes.h"
 
 namespace ptc::testing {
@@ -20,53 +24,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// By name what dcp.save would have written of tensors, halves of the rows of each in one item.
-std::map<std::string, std::string> dcp_files(const std::vector<TensorInfo>& tensors,
-                                             const std::vector<std::string>& contents,
-                                             uint64_t files) {
-  std::vector<DcpNewTensor> made_of;
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    DcpNewTensor& tensor = made_of.emplace_back();
-    tensor.name = tensors[i].name;
-    tensor.dtype = tensors[i].dtype;
-    tensor.shape = tensors[i].shape;
-    Box top = Box::whole(tensor.shape), rest = top;
-    top.extent[0] = (tensor.shape[0] + 1) / 2;
-    rest.offset[0] = top.extent[0];
-    rest.extent[0] -= top.extent[0];
-    tensor.chunks.push_back(top);
-    if (!rest.empty()) tensor.chunks.push_back(rest);
-    bytes += contents[i].size();
-  }
-  PickleWriter writer;
-  writer.integer(7);
-  const std::string seven = std::move(writer).finish();
-  const Pickle pickle = Pickle::parse(seven).value();
-  const std::vector<DcpNewValue> values{{"epoch", {}, save_value(pickle, pickle.root()).value()}};
-  const DcpNewCheckpoint made = compose_dcp(made_of, values, bytes / files).value();
-  std::map<std::string, std::string> result{{".metadata", made.metadata}};
-  std::vector<std::string*> by_number;
-  for (const DcpNewFile& file : made.files) {
-    std::string& text = result[file.name];
-    text.resize(file.bytes);
-    for (const ZipWriter::Piece& piece : file.pieces)
-      text.replace(piece.offset, piece.bytes.size(), piece.bytes);
-    by_number.push_back(&text);
-  }
-  for (size_t i = 0; i < made_of.size(); ++i) {
-    size_t from = 0;
-    for (size_t c = 0; c < made_of[i].chunks.size(); ++c) {
-      const size_t length =
-          contents[i].size() / made_of[i].shape[0] * made_of[i].chunks[c].extent[0];
-      by_number[made.places[i][c].file]->replace(made.places[i][c].offset, length,
-                                                 contents[i].substr(from, length));
-      from += length;
-    }
-  }
-  return result;
-}
 
 /// Of torch.save's, with zeros in its tensors.
 class ZerosFile {
@@ -118,6 +75,29 @@ void write_megatron_stage(const std::string& directory, char stage) {
   std::filesystem::create_directories(directory);
   write_file(directory + "/model_optim_rng.pt", model.bytes());
   write_file(directory + "/distrib_optim.pt", state.bytes());
+}
+
+/// What Megatron-LM says of itself beside torch_dist's: names of its arguments, and each one's
+/// number.
+template <class... Arguments>
+std::string common_file(const Arguments&... named) {
+  std::string opcodes = "cargparse\nNamespace\n)\x81}(";
+  const auto add = [&](const auto& one) {
+    if constexpr (std::is_integral_v<std::decay_t<decltype(one)>>) {
+      opcodes += std::string("M") + static_cast<char>(one & 0xFF) + static_cast<char>(one >> 8);
+    } else {
+      const std::string_view name = one;
+      opcodes += std::string("U") + static_cast<char>(name.size()) + std::string(name);
+    }
+  };
+  (add(named), ...);
+  ZerosFile file;
+  file.add({ZerosFile::key("args")}, opcodes + "ub");
+  file.add({ZerosFile::key("checkpoint_version")}, "K\3");
+  file.add({ZerosFile::key("optimizer"), ZerosFile::key("param_state_sharding_type")},
+           "U\x0e"
+           "dp_reshardable");
+  return file.bytes();
 }
 
 class TreesTest : public ClusterTest {
@@ -297,6 +277,73 @@ TEST_F(TreesTest, ANodeThatIsLostWhileItReadsLosesNothing) {
   expect_sample(2);
 }
 
+/// Before it has done what it was asked, or when its answer was on the way.
+TEST_F(TreesTest, ANodeThatEndsWhileItReadsOrHashesEndsNoMoreThanThatCommit) {
+  put_all({0, 1});
+  for (const char* method : {"job/read", "job/hash"})
+    for (const bool answers : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", method, answers));
+      std::atomic<bool> ended = false;
+      std::jthread ending;  // it waits for whom the node has not answered
+      {
+        const auto end = [&](const std::string& node, std::string_view asked) {
+          if (node != "w1" || asked != method) return ended && node == "w1";
+          if (!ended.exchange(true)) ending = std::jthread([&] { cluster_.stop(1); });
+          return true;
+        };
+        const auto before =
+            cluster_.loses.during([&](const std::string& node, std::string_view asked) {
+              return answers ? ended && node == "w1" : end(node, asked);
+            });
+        const auto behind = cluster_.breaks.during(
+            [&](const std::string&, const std::string& node, std::string_view asked,
+                const std::string&) { return answers && end(node, asked); });
+        Result<> refused = cluster_.job(0, "job")->commit("base", "base");
+        ASSERT_TRUE(refused.has_error());
+        EXPECT_EQ(refused.error().errno_value(), EAGAIN) << refused.error().message();
+        EXPECT_THAT(refused.error().message(), HasSubstr("node w1"));
+        EXPECT_TRUE(ended);
+        ending.join();
+      }
+      for (const unsigned node : {0u, 2u})
+        EXPECT_EQ(cluster_.job(node, "job")->find_checkpoint("base"), nullptr);
+      EXPECT_NE(refusal(0), "");  // not without what it has
+      cluster_.start(1);
+      cluster_.wait_settled();
+      EXPECT_TRUE(becomes([&] {
+        size_t files = 0;
+        for (unsigned node = 0; node < 2; ++node)
+          for (const auto& [name, content] : saved_)
+            files += std::filesystem::exists(incoming(node) + "/" + name) &&
+                     read_file(incoming(node) + "/" + name) == content;
+        return files == saved_.size();
+      }));
+      commit(0);
+      cluster_.wait_settled();
+      for (unsigned node = 0; node < 3; ++node) expect_sample(node);
+      remove();
+      put_all({0, 1});
+    }
+}
+
+/// However much is read of their files, and however often.
+TEST_F(TreesTest, OtherNodesListTheirDirectoriesOnce) {
+  put_all({0, 1, 2});
+  std::mutex mutex;
+  std::map<std::string, unsigned> asked;
+  {
+    const auto counting = cluster_.loses.during([&](const std::string&, std::string_view method) {
+      std::lock_guard lock(mutex);
+      ++asked[std::string(method)];
+      return false;
+    });
+    commit(0);
+  }
+  EXPECT_EQ(asked["job/take"], 2u);
+  EXPECT_EQ(asked["job/read"], 2u);  // where the arrays of all items are
+  EXPECT_EQ(asked["job/hash"], 2u);
+}
+
 /// common.pt says how many rows of the vocabulary are no padding, wherever it is.
 TEST_F(TreesTest, WhatTorchDistSavedMayBeWrittenOnAnyNode) {
   std::vector<TensorInfo> tensors(2);
@@ -311,23 +358,8 @@ TEST_F(TreesTest, WhatTorchDistSavedMayBeWrittenOnAnyNode) {
     for (uint64_t i = 0; i < Box::whole(tensor.shape).volume() * 4; ++i)
       content += static_cast<char>(i % 251);
   }
-  const auto text = [](std::string_view value) {
-    return std::string("U") + static_cast<char>(value.size()) + std::string(value);
-  };
-  const std::string arguments =
-      "\x80\x02"
-      "cargparse\nNamespace\n)\x81}(" +
-      text("num_layers") + "K\4" + text("tensor_model_parallel_size") + "K\2" + text("vocab_size") +
-      std::string("M\x2c\x01") + text("make_vocab_size_divisible_by") + "K\x80" + "ub.";
-  const std::string version = "\x80\x02K\3.";
-  const Pickle args = Pickle::parse(arguments).value(), three = Pickle::parse(version).value();
-  std::vector<TorchPathValue> values(2);
-  values[0] = {{{TorchStep::Kind::kKey, "args", 0}}, &args, args.root()};
-  values[1] = {{{TorchStep::Kind::kKey, "checkpoint_version", 0}}, &three, three.root()};
-  const TorchLayout made = compose_torch_file(values).value();
-  std::string common(made.zip.file_bytes, '\0');
-  for (const ZipWriter::Piece& piece : made.zip.pieces)
-    common.replace(piece.offset, piece.bytes.size(), piece.bytes);
+  const std::string common = common_file("num_layers", 4, "tensor_model_parallel_size", 2,
+                                         "vocab_size", 300, "make_vocab_size_divisible_by", 128);
   saved_ = dcp_files(tensors, contents, 3);
   const std::string top = "iter_0000100/";
   for (const unsigned leader : {0u, 1u, 2u}) {
@@ -356,6 +388,85 @@ TEST_F(TreesTest, WhatTorchDistSavedMayBeWrittenOnAnyNode) {
     EXPECT_EQ(read_content(*checkpoint->rank_files(LayoutSpec(), 0).value(), top + "common.pt"),
               common);
     remove();
+  }
+}
+
+/// Of its weights' first elements and those of the master copies, which tell whose these are.
+TEST_F(TreesTest, BucketsMayLieOnOtherNodesThanWhatIsInThem) {
+  World world;
+  world.layers = 2;
+  world.data_ranks = 2;
+  world.bucket = 300;
+  Saved saved(world, 1);
+  std::vector<DcpNewTensor> tensors;
+  std::vector<std::vector<std::string>> contents;
+  for (const DcpTensor& tensor : saved.metadata.tensors) {
+    DcpNewTensor& made = tensors.emplace_back();
+    made.name = tensor.name;
+    made.dtype = tensor.dtype;
+    made.shape = tensor.shape;
+    std::vector<std::string>& chunks = contents.emplace_back();
+    for (const DcpChunk& chunk : tensor.chunks) {
+      made.chunks.push_back(chunk.box);
+      const std::vector<float>& array = saved.arrays.at(chunk.item.offset);
+      chunks.emplace_back(reinterpret_cast<const char*>(array.data()),
+                          array.size() * sizeof(float));
+    }
+  }
+  std::vector<DcpNewValue> values;
+  for (const DcpValue& value : saved.metadata.values)
+    values.push_back({value.name, {}, dcp_value("]}U\2lrK\1sa")});
+  saved_ = dcp_files(tensors, values, contents, 4000);
+  ASSERT_GT(saved_.size(), 6u);
+  const std::string top = "iter_0000100/";
+  std::string state;  // where all is on one node
+  for (const std::vector<unsigned>& nodes :
+       {std::vector<unsigned>{0}, {0, 1}, {1, 0}, {1, 2}, {2, 0, 1}}) {
+    SCOPED_TRACE(fmt::format("first w{} of {}", nodes[0], nodes.size()));
+    clear();
+    put_all(nodes, top);
+    put(nodes.back(), top + "common.pt",
+        common_file("num_layers", 2, "tensor_model_parallel_size", 1,
+                    "pipeline_model_parallel_size", 1));
+    put(nodes.front(), top + "metadata.json", "{}");
+    put(nodes.front(), "latest_checkpointed_iteration.txt", "100");
+    commit(0);
+    cluster_.wait_settled();
+    const CheckpointRef checkpoint = cluster_.job(2, "job")->find_checkpoint("base");
+    ASSERT_NE(checkpoint, nullptr);
+    std::string sums;
+    const Manifest& manifest = checkpoint->manifest();
+    for (size_t i = 0; i < manifest.checksums.size(); ++i)
+      sums += manifest.model->tensors()[i].name + " " + manifest.checksums[i].to_hex() + "\n";
+    EXPECT_THAT(sums, HasSubstr("exp_avg_sq"));
+    EXPECT_THAT(sums, ::testing::Not(HasSubstr("bucket_idx")));
+    if (state.empty()) state = sums;
+    EXPECT_EQ(sums, state);
+    EXPECT_TRUE(cluster_.job(1, "job")->verify("base").has_value());
+    remove();
+  }
+}
+
+/// Not as if there were none: what it says of the model would be missed.
+TEST_F(TreesTest, ADamagedCommonFileIsNamedWithItsNode) {
+  put_all({0, 1}, "iter_0000100/");
+  put(0, "iter_0000100/metadata.json", "{}");
+  put(0, "latest_checkpointed_iteration.txt", "100");
+  const std::string common = common_file("num_layers", 4);
+  put(1, "iter_0000100/common.pt", common.substr(0, common.size() - 30));
+  for (const unsigned leader : {0u, 2u})
+    EXPECT_THAT(refusal(leader),
+                HasSubstr("iter_0000100/common.pt on node w1: no end of a zip directory"));
+  EXPECT_THAT(refusal(1), HasSubstr("iter_0000100/common.pt: no end of a zip directory"));
+  // Written anew beside the mount, while it is read.
+  put(1, "iter_0000100/common.pt", common);
+  {
+    const auto writing = cluster_.loses.during([&](const std::string&, std::string_view method) {
+      if (method == "job/read") put(1, "iter_0000100/common.pt", common + "more");
+      return false;
+    });
+    EXPECT_THAT(refusal(0),
+                AllOf(HasSubstr("node w1: "), HasSubstr("common.pt was written while")));
   }
 }
 
