@@ -45,7 +45,8 @@ inline std::map<std::string, std::string> dcp_files(
 /// Halves of the rows of each tensor in one item, in so many files or a few more.
 inline std::map<std::string, std::string> dcp_files(const std::vector<TensorInfo>& tensors,
                                                     const std::vector<std::string>& contents,
-                                                    uint64_t files) {
+                                                    uint64_t files,
+                                                    const std::vector<DcpNewValue>& values) {
   std::vector<DcpNewTensor> made_of;
   std::vector<std::vector<std::string>> parts;
   uint64_t bytes = 0;
@@ -67,7 +68,12 @@ inline std::map<std::string, std::string> dcp_files(const std::vector<TensorInfo
     }
     bytes += contents[i].size();
   }
-  return dcp_files(made_of, {{"epoch", {}, dcp_value("K\7")}}, parts, bytes / files);
+  return dcp_files(made_of, values, parts, bytes / files);
+}
+inline std::map<std::string, std::string> dcp_files(const std::vector<TensorInfo>& tensors,
+                                                    const std::vector<std::string>& contents,
+                                                    uint64_t files) {
+  return dcp_files(tensors, contents, files, {{"epoch", {}, dcp_value("K\7")}});
 }
 
 }  // namespace ptc::testing
