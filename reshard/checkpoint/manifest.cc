@@ -122,6 +122,7 @@ std::string state_key(const LayoutSpec& spec) {
   key.sizes.cp = 1;
   key.sizes.dp = spec.dp_parts();
   key.dp_shard = 0;
+  key.shard_cp = false;
   key.order = RankOrder();
   return key_text(key);
 }

@@ -97,7 +97,7 @@ class Blocks {
     add("pp", spec_.sizes.pp, coords.pp);
     add("ep", spec_.sizes.ep, coords.ep);
     add("etp", spec_.sizes.etp, coords.etp);
-    add("dp", spec_.dp_parts(), coords.dp);
+    add(spec_.dp_text(), spec_.dp_parts(), coords.dp);
     return text;
   }
 

@@ -18,12 +18,14 @@ constexpr size_t kMaxLayoutBytes = 500 << 10;  // its text, escaped, is one valu
 constexpr uint64_t kMaxDeviceIndex = 9999;
 
 // Persisted in the names of layouts: they never change.
-constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_", kRulesPart = "-rules_";
+constexpr std::string_view kNamingPart = "-naming_", kOrderPart = "-order_", kOverPart = "-over_",
+                           kRulesPart = "-rules_";
 constexpr size_t kIdDigits = 8;
 
-const std::vector<std::string> kKeys = {
-    "format",  "tp",     "pp",     "dp",        "ep",       "etp",   "cp",       "vpp", "order",
-    "devices", "stages", "naming", "optimizer", "dp_shard", "rules", "replicas", "keep"};
+const std::vector<std::string> kKeys = {"format", "tp",       "pp",        "dp",       "ep",
+                                        "etp",    "cp",       "vpp",       "order",    "devices",
+                                        "stages", "naming",   "optimizer", "dp_shard", "shard_over",
+                                        "rules",  "replicas", "keep"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
@@ -119,6 +121,20 @@ std::optional<std::string> why_no_shards(const LayoutSpec& spec) {
   return std::nullopt;
 }
 
+/// What keeps state that is cut over dp from being cut over other ranks too; nullopt: nothing.
+std::optional<std::string> why_not_over(const LayoutSpec& spec) {
+  if (!spec.shard_cp) return std::nullopt;
+  if (spec.optimizer == OptimizerCut::kReplicated)
+    return "'shard_over' says over which ranks state is cut beside data-parallel ones, and "
+           "'optimizer' cuts none: it must be \"zero1\" or \"fsdp\"";
+  if (spec.dp_shard != 0 && !spec.order.is_before("cp", "dp"))
+    return fmt::format(
+        "'dp_shard' has neighbouring ranks share state, and with 'shard_over' cp must stand before "
+        "dp in 'order', which is \"{}\"",
+        spec.order.to_string());
+  return std::nullopt;
+}
+
 bool is_id(std::string_view text) {
   return text.size() == kIdDigits &&
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
@@ -187,6 +203,7 @@ class LayoutParser : JsonSettings {
     PTC_TRY(words(spec));
     if (const auto why = why_no_etp(spec)) return error({"etp"}, *why);
     PTC_TRY(dp_shard(spec));
+    PTC_TRY(shard_over(spec));
     PTC_TRY(size("vpp", false, spec.vpp));
     if (const auto why = why_no_chunks(spec)) return error({"vpp"}, *why);
     PTC_TRY(stages(spec));
@@ -238,6 +255,26 @@ class LayoutParser : JsonSettings {
     PTC_TRY(size("dp_shard", false, spec.dp_shard));
     if (const auto why = why_no_shards(spec)) return error({"dp_shard"}, *why);
     if (spec.dp_shard == spec.sizes.dp) spec.dp_shard = 0;
+    return ok();
+  }
+
+  Result<> shard_over(LayoutSpec& spec) const {
+    const json::value* value = object_.if_contains("shard_over");
+    if (!value) return ok();
+    if (!value->is_array()) {
+      return error({"shard_over"}, "'shard_over' must be a list, as [\"cp\"]");
+    }
+    const json::array& list = value->get_array();
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string_view word =
+          list[i].is_string() ? std::string_view(list[i].get_string()) : std::string_view();
+      if (word == "cp") spec.shard_cp = true;
+      else if (word != "dp")
+        return error({"shard_over", std::to_string(i)},
+                     "'shard_over' may have \"cp\"; \"dp\" is always meant");
+    }
+    if (const auto why = why_not_over(spec)) return error({"shard_over"}, *why);
+    if (spec.sizes.cp == 1) spec.shard_cp = false;
     return ok();
   }
 
@@ -374,6 +411,7 @@ std::string with_underscores(std::string text) {
 void take_words(std::string_view& text, LayoutSpec& spec) {
   for (OptimizerCut cut : {OptimizerCut::kZero1, OptimizerCut::kFsdp})
     if (take_word(text, fmt::format("-{}", optimizer_name(cut)))) spec.optimizer = cut;
+  if (take_word(text, fmt::format("{}cp", kOverPart))) spec.shard_cp = true;
   if (take_word(text, fmt::format("{}{}", kNamingPart, naming_name(Naming::kStage))))
     spec.naming = Naming::kStage;
   if (!text.starts_with(kOrderPart)) return;
@@ -391,9 +429,9 @@ const std::string& LayoutRules::text() const { return set_->text(); }
 
 std::string LayoutRules::id() const { return fmt::format("{:08x}", name_hash(text())); }
 
-/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-naming_stage-order_pp_tp_cp_ep_dp-rules_1f2e3d4c+0c73b331:
-/// all that is behind dp is left out at its default. An older ptcfs had all but the sizes in the
-/// hex digits: jobs know such names still (JobRecord::custom_specs).
+/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-over_cp-naming_stage-order_tp_cp_pp_ep_dp-rules_<8
+/// hex> with +0c73b331 behind it: all that is behind dp is left out at its default. An older ptcfs
+/// had all but the sizes in the hex digits: jobs know such names still (JobRecord::custom_specs).
 std::string LayoutSpec::name() const {
   std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
   if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
@@ -402,6 +440,7 @@ std::string LayoutSpec::name() const {
   if (vpp != 1) text += fmt::format("-vpp{}", vpp);
   if (dp_shard != 0) text += fmt::format("-shard{}", dp_shard);
   if (optimizer != OptimizerCut::kReplicated) text += fmt::format("-{}", optimizer_name(optimizer));
+  if (shard_cp) text += fmt::format("{}cp", kOverPart);
   if (naming != Naming::kGlobal) text += fmt::format("{}{}", kNamingPart, naming_name(naming));
   if (order != RankOrder())
     text += fmt::format("{}{}", kOrderPart, with_underscores(order.to_string()));
@@ -437,19 +476,26 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
     if (const auto shard = take_size(rest, "-shard")) spec.dp_shard = *shard;
     take_words(rest, spec);
     if (rest.empty() && spec.dp_shard != spec.sizes.dp && spec.sizes.etp != spec.sizes.tp &&
-        spec.name() == name) {
+        !(spec.shard_cp && spec.sizes.cp == 1) && spec.name() == name) {
       auto why = fits_world_size(spec.sizes) ? why_no_etp(spec) : too_many_ranks();
       if (!why) why = why_no_chunks(spec);
       if (!why) why = why_no_shards(spec);
+      if (!why) why = why_not_over(spec);
       if (why) return invalid_argument("{} names no layout: {}", quoted(name), *why);
       return spec;
     }
   }
   return invalid_argument(
       "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, then what is not the default of "
-      "-ep<N>, -etp<N>, -cp<N>, -vpp<N>, -shard<N>, -zero1 or -fsdp, -naming_stage and -order_<…>, "
-      "in this order",
+      "-ep<N>, -etp<N>, -cp<N>, -vpp<N>, -shard<N>, -zero1 or -fsdp, -over_cp, -naming_stage and "
+      "-order_<…>, in this order",
       quoted(name));
+}
+
+uint32_t LayoutSpec::dp_part(const RankCoords& rank) const {
+  const ParallelConfig group = sharing();
+  return static_cast<uint32_t>(
+      order.global_rank(group, {.dp = rank.dp % group.dp, .cp = rank.cp % group.cp}));
 }
 
 void LayoutSpec::forget_stages() {
@@ -471,6 +517,7 @@ json::object LayoutSpec::to_json() const {
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
   if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
   if (dp_shard != 0) object["dp_shard"] = dp_shard;
+  if (shard_cp) object["shard_over"] = json::array{"cp"};
   if (rules) object["rules"] = rules.text();
   return object;
 }

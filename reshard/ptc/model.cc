@@ -74,7 +74,7 @@ bool is_optimizer_bucket(std::string_view name) {
 }  // namespace
 
 StateCoords state_of(const LayoutSpec& spec, const RankCoords& rank) {
-  return {rank.tp, rank.pp, rank.ep, rank.dp % spec.dp_parts(), rank.etp};
+  return {rank.tp, rank.pp, rank.ep, spec.dp_part(rank), rank.etp};
 }
 
 uint32_t state_index(const LayoutSpec& spec, const StateCoords& state) {
@@ -97,9 +97,9 @@ StateCoords state_at(const LayoutSpec& spec, uint32_t index) {
 }
 
 uint64_t rank_of(const LayoutSpec& spec, const StateCoords& state) {
-  return spec.order.global_rank(
-      spec.sizes,
-      {.tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep, .etp = state.etp});
+  RankCoords rank = spec.of_dp_part(state.dp);
+  rank.tp = state.tp, rank.pp = state.pp, rank.ep = state.ep, rank.etp = state.etp;
+  return spec.order.global_rank(spec.sizes, rank);
 }
 
 Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
@@ -291,9 +291,11 @@ Result<> Model::check(const LayoutSpec& spec) const {
       state.ep = *bound.name.expert / (experts_ / sizes.ep);
     }
     LayoutSpec one_stage;
-    one_stage.sizes = {.tp = sizes.tp, .dp = sizes.dp, .ep = sizes.ep, .etp = sizes.etp};
+    one_stage.sizes = sizes;
+    one_stage.sizes.pp = 1;
     one_stage.optimizer = spec.optimizer;
     one_stage.dp_shard = spec.dp_shard;
+    one_stage.shard_cp = spec.shard_cp;
     for (const bool last : {false, true}) {
       for (uint32_t dp : {uint32_t{0}, spec.dp_parts() - 1}) {
         state.tp = last ? sizes.tp - 1 : 0;
@@ -411,8 +413,9 @@ Result<> Model::cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uin
   const uint64_t unit_bits =
       dtype_bits(tensors_[tensor].dtype) * (flat || rows == 0 ? 1 : elements / rows);
   if (ranks > 1 && each * unit_bits % 8 != 0) {
-    return invalid_argument("a cut among {} dp ranks cuts its {} elements of {} bits within a byte",
-                            ranks, elements, dtype_bits(tensors_[tensor].dtype));
+    return invalid_argument(
+        "a cut among {} data-parallel ranks cuts its {} elements of {} bits within a byte", ranks,
+        elements, dtype_bits(tensors_[tensor].dtype));
   }
   if (flat) {
     cut_flat(part, rank * each, each);

@@ -48,11 +48,12 @@ struct SaidPart {
   Shape whole;
 };
 
-/// Coordinates that decide the content of a rank's files. cp replicas share one state; dp replicas
-/// too, unless the layout cuts optimizer state or parameters over dp: then each has a state of its
-/// own, of which the tensors that are not cut over dp are in all of them (and stored once).
+/// Coordinates that decide the content of a rank's files. cp and dp replicas share one state,
+/// unless the layout cuts optimizer state or parameters over dp (and cp): then each has a state of
+/// its own, of which the tensors that are not cut over dp are in all of them (and stored once).
 struct StateCoords {
-  uint32_t tp = 0, pp = 0, ep = 0, dp = 0;
+  uint32_t tp = 0, pp = 0, ep = 0;
+  uint32_t dp = 0;   // LayoutSpec::dp_part(): may count cp ranks too
   uint32_t etp = 0;  // where ParallelConfig has it
   friend bool operator==(const StateCoords&, const StateCoords&) = default;
 };

@@ -22,9 +22,10 @@ namespace ptc {
 namespace {
 
 std::string state_text(const LayoutSpec& spec, const StateCoords& state) {
-  return fmt::format("tp rank {}, pp rank {}, ep rank {}{}{}", state.tp, state.pp, state.ep,
-                     spec.sizes.etp != 0 ? fmt::format(", etp rank {}", state.etp) : "",
-                     spec.dp_parts() > 1 ? fmt::format(", dp rank {}", state.dp) : "");
+  return fmt::format(
+      "tp rank {}, pp rank {}, ep rank {}{}{}", state.tp, state.pp, state.ep,
+      spec.sizes.etp != 0 ? fmt::format(", etp rank {}", state.etp) : "",
+      spec.dp_parts() > 1 ? fmt::format(", {} rank {}", spec.dp_text(), state.dp) : "");
 }
 
 /// The states that differ in dp only have one such number in common.

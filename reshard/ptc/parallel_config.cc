@@ -135,6 +135,16 @@ uint64_t RankOrder::global_rank(const ParallelConfig& sizes, const RankCoords& c
   return rank;
 }
 
+bool RankOrder::is_before(std::string_view first, std::string_view second) const {
+  const auto place = [&](std::string_view name) {
+    size_t at = 0;
+    while (at < fastest_first_.size() && kDimNames[static_cast<size_t>(fastest_first_[at])] != name)
+      ++at;
+    return at;
+  };
+  return place(first) < place(second);
+}
+
 std::string RankOrder::to_string() const {
   std::string text;
   for (Dim dim : fastest_first_) {

@@ -49,6 +49,8 @@ class RankOrder {
   uint64_t global_rank(const ParallelConfig& sizes, const RankCoords& coords) const;
   /// nullopt: there is no such rank.
   std::optional<uint64_t> rank_at(const ParallelConfig& sizes, const RankCoords& coords) const;
+  /// Whether the first dimension varies faster; both by their names.
+  bool is_before(std::string_view first, std::string_view second) const;
   std::string to_string() const;
   friend bool operator==(const RankOrder&, const RankOrder&) = default;
 

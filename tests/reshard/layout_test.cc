@@ -240,6 +240,60 @@ TEST(LayoutSpec, StateMayBeCutAmongNeighboursAlone) {
   EXPECT_THAT(layout_error(sizes + R"(,"dp_shard":4})"), HasSubstr("'optimizer' cuts none"));
 }
 
+TEST(LayoutSpec, StateMayBeCutOverContextParallelRanksToo) {
+  const auto dp_of = [](const LayoutSpec& spec) {
+    std::vector<uint32_t> parts;
+    for (uint64_t rank = 0; rank < spec.sizes.world_size(); ++rank)
+      parts.push_back(state_of(spec, spec.coords(rank)).dp);
+    return parts;
+  };
+  const std::string sizes = R"({"tp":2,"pp":1,"dp":2,"cp":2)";
+  for (const auto& [cut, name] : {std::pair("fsdp", "tp2-pp1-dp2-cp2-fsdp-over_cp"),
+                                  {"zero1", "tp2-pp1-dp2-cp2-zero1-over_cp"}})
+    for (const char* over : {R"(["cp"])", R"(["dp","cp"])"}) {
+      const auto layout =
+          Layout::parse(fmt::format(R"({},"optimizer":"{}","shard_over":{}}})", sizes, cut, over));
+      ASSERT_TRUE(layout.has_value()) << layout.error().message();
+      const LayoutSpec& spec = layout.value().spec;
+      EXPECT_EQ(spec.name(), name);
+      EXPECT_EQ(LayoutSpec::from_name(name).value(), spec);
+      EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+      EXPECT_EQ(spec.dp_parts(), 4u);
+      EXPECT_EQ(state_count(spec), 8u);
+      EXPECT_EQ(dp_of(spec), (std::vector<uint32_t>{0, 0, 1, 1, 2, 2, 3, 3}));
+    }
+  // By global ranks, whichever of the two is faster; with neighbours, the context is in each.
+  const auto read = [](std::string_view name) { return LayoutSpec::from_name(name).value(); };
+  EXPECT_EQ(dp_of(read("tp1-pp1-dp3-cp2-fsdp-over_cp-order_tp_dp_cp_ep_pp")),
+            (std::vector<uint32_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(dp_of(read("tp1-pp1-dp2-ep2-cp2-zero1-over_cp")),
+            (std::vector<uint32_t>{0, 1, 0, 1, 2, 3, 2, 3}));
+  EXPECT_EQ(dp_of(read("tp1-pp1-dp4-cp2-shard2-fsdp-over_cp")),
+            (std::vector<uint32_t>{0, 1, 2, 3, 0, 1, 2, 3}));
+  EXPECT_EQ(rank_of(read("tp1-pp1-dp4-cp2-shard2-fsdp-over_cp"), {.dp = 3}), 3u);
+  // Where it changes nothing, it is not there.
+  for (const char* over :
+       {R"("cp":1,"shard_over":["cp"])", R"("shard_over":["dp"])", R"("shard_over":[])"})
+    EXPECT_EQ(Layout::parse(fmt::format(R"({{"tp":1,"pp":1,"dp":2,"optimizer":"fsdp",{}}})", over))
+                  .value()
+                  .spec.name(),
+              "tp1-pp1-dp2-fsdp");
+  for (const auto& [more, why] : {
+           std::pair(R"("shard_over":["cp"])", "'optimizer' cuts none"),
+           {R"("optimizer":"fsdp","shard_over":"cp")", "must be a list"},
+           {R"("optimizer":"fsdp","shard_over":["tp"])", "'shard_over' may have"},
+           {R"("optimizer":"fsdp","shard_over":[1])", "'shard_over' may have"},
+           {R"("optimizer":"fsdp","dp_shard":1,"order":"tp-dp-cp-ep-pp","shard_over":["cp"])",
+            "cp must stand before dp in 'order', which is \"tp-dp-cp-ep-pp\""},
+       })
+    EXPECT_THAT(layout_error(fmt::format("{},{}}}", sizes, more)), HasSubstr(why));
+  for (const char* name :
+       {"tp1-pp1-dp2-cp2-over_cp", "tp1-pp1-dp2-fsdp-over_cp", "tp1-pp1-dp2-cp2-over_cp-fsdp",
+        "tp1-pp1-dp2-cp2-fsdp-over_dp", "tp1-pp1-dp2-cp2-fsdp-over_", "tp1-pp1-dp2-cp2-fsdp-over",
+        "tp1-pp1-dp2-cp2-fsdp-over_cp-over_cp", "tp1-pp1-dp2-cp2-fsdp-over_cp_cp"})
+    EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
 TEST(LayoutSpec, ExpertsMayBeCutByTheirOwnTp) {
   const auto spec_of = [](const std::string& text) {
     const auto layout = Layout::parse(text);
@@ -320,6 +374,8 @@ LayoutSpec random_spec(std::mt19937_64& random) {
   const uint32_t shard = any(0u, 1u, 2u, 4u);
   if (spec.dp_parts() > 1 && shard < spec.sizes.dp && (shard == 0 || spec.sizes.dp % shard == 0))
     spec.dp_shard = shard;
+  if (spec.sizes.cp > 1 && spec.optimizer != OptimizerCut::kReplicated)
+    spec.shard_cp = random() % 2 == 0;
   if (spec.sizes.etp == 0 && random() % 2 == 0) {
     std::vector<std::string> dims = {"tp", "cp", "ep", "dp", "pp"};
     std::shuffle(dims.begin(), dims.end(), random);
@@ -356,16 +412,17 @@ TEST(LayoutSpec, AnyLayoutIsReadBackOfItsName) {
   std::cout << "PTC_SEED=" << seed << "\n";
   std::mt19937_64 random(seed);
   std::map<std::string, LayoutSpec> known;
-  int with_etp = 0;
+  int with_etp = 0, with_cp = 0;
   for (int i = 0; i < 20000; ++i) {
     const LayoutSpec spec = random_spec(random);
     const std::string name = spec.name();
-    if (LayoutSpec::from_json(spec.to_json()).has_error()) {  // ranks do not divide
-      ASSERT_NE(spec.sizes.etp, 0u) << name;
+    if (LayoutSpec::from_json(spec.to_json()).has_error()) {  // ranks do not divide, or are apart
+      ASSERT_TRUE(spec.sizes.etp != 0 || (spec.shard_cp && spec.dp_shard != 0)) << name;
       ASSERT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
       continue;
     }
     with_etp += spec.sizes.etp != 0;
+    with_cp += spec.shard_cp;
     ASSERT_EQ(name.find('+'), name.npos);
     const auto again = LayoutSpec::from_name(name);
     ASSERT_TRUE(again.has_value()) << again.error().message();
@@ -379,6 +436,7 @@ TEST(LayoutSpec, AnyLayoutIsReadBackOfItsName) {
     }
   }
   EXPECT_GT(with_etp, 100);
+  EXPECT_GT(with_cp, 100);
 }
 
 TEST(LayoutSpec, OneLayoutHasOneName) {

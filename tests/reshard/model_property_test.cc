@@ -66,9 +66,8 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
       ASSERT_EQ(same[i].tensor, all[i].tensor);
       ASSERT_EQ(same[i].part, all[i].part);
     }
-    const RankCoords rank{
-        .tp = state.tp, .pp = state.pp, .dp = state.dp, .ep = state.ep, .etp = state.etp};
-    ASSERT_EQ(state_of(spec, spec.coords(rank_of(spec, state))), state);
+    const RankCoords rank = spec.coords(rank_of(spec, state));
+    ASSERT_EQ(state_of(spec, rank), state);
     for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
       const TensorInfo& info = model.tensors()[tensor];
       SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} etp {} dp {}", info.name, state.tp, state.pp,
@@ -108,8 +107,13 @@ void expect_ranks_as_oracle(const LayoutSpec& spec) {
         << rank;
     if (spec.dp_parts() > 1) {
       ASSERT_EQ(at.dp, expected.dp) << rank;
+      ASSERT_EQ(at.cp, expected.cp) << rank;
     }
     const StateCoords state = state_of(spec, at);
+    if (spec.dp_parts() > 1) {
+      ASSERT_EQ(state.dp, SlowOracle::share_of(spec, at).before) << rank;
+      ASSERT_EQ(spec.dp_parts(), SlowOracle::share_of(spec, at).ranks) << rank;
+    }
     ASSERT_EQ(state_at(spec, state_index(spec, state)), state) << rank;
     seen[state_index(spec, state)] = true;
   }

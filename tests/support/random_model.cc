@@ -217,6 +217,7 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
     const bool cut = spec.optimizer != OptimizerCut::kReplicated;
     for (uint32_t parts = 1; cut && parts < sizes.dp; ++parts)
       if (sizes.dp % parts == 0 && one_in(random, 3)) spec.dp_shard = parts;
+    spec.shard_cp = cut && sizes.cp > 1 && one_in(random, 2);
     if (LayoutSpec::from_json(spec.to_json()).has_error()) continue;  // ranks do not divide
     const Result<> fits = bound.check(spec);
     if (fits.has_value()) return spec;

@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string_view>
+#include <tuple>
 
 namespace ptc::testing {
 namespace {
@@ -95,6 +96,27 @@ RankCoords SlowOracle::place(const LayoutSpec& spec, uint64_t global_rank) {
         for (uint32_t tp = 0; tp < sizes.tp; ++tp)
           if (rank++ == global_rank) at.tp = tp;
   return at;
+}
+
+SlowOracle::Share SlowOracle::share_of(const LayoutSpec& spec, const RankCoords& rank) {
+  thread_local LayoutSpec of;
+  thread_local std::vector<RankCoords> places;  // by global rank
+  if (places.empty() || !(of == spec)) {
+    places.clear();
+    of = spec;
+    for (uint64_t r = 0; r < spec.sizes.world_size(); ++r) places.push_back(place(spec, r));
+  }
+  const uint32_t neighbours = spec.dp_shard != 0 ? spec.dp_shard : spec.sizes.dp;
+  Share share;
+  for (const RankCoords& at : places) {
+    const bool same_tensors =
+        std::tie(at.pp, at.tp, at.ep, at.etp) == std::tie(rank.pp, rank.tp, rank.ep, rank.etp);
+    if (!same_tensors || at.dp / neighbours != rank.dp / neighbours) continue;
+    if (!spec.shard_cp && at.cp != rank.cp) continue;
+    if (at == rank) share.before = share.ranks;
+    ++share.ranks;
+  }
+  return share;
 }
 
 std::vector<uint64_t> SlowOracle::layers_of_stages(const LayoutSpec& spec) const {
@@ -318,9 +340,7 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
 
   // Deal rows (FSDP) or elements (ZeRO-1) out, the same number to each dp rank until none is left.
   // With hybrid sharding to the first so many, and the same to the next.
-  const uint64_t ranks = spec.dp_shard != 0 ? spec.dp_shard : spec.sizes.dp;
-  uint64_t dp = rank.dp;
-  while (dp >= ranks) dp -= ranks;
+  const auto [dp, ranks] = share_of(spec, rank);
   if (spec.optimizer == OptimizerCut::kZero1 && moment) {
     uint64_t each = 0;
     while (each * ranks < held.elements.size()) ++each;

@@ -98,6 +98,25 @@ TEST(LayoutEdit, RanksAreThoseOfEtp) {
   EXPECT_FALSE(layout.contains("etp"));
 }
 
+TEST(LayoutEdit, WhatStateIsCutOverStaysWhileItIsCut) {
+  LayoutEdit edit;
+  edit.shard_over = {"cp"};
+  std::vector<std::string> notes;
+  const auto before = parsed(R"({"tp":1,"pp":1,"dp":2,"cp":2,"optimizer":"zero1"})");
+  const auto over = edited_layout(before, edit, notes);
+  EXPECT_EQ(json::serialize(over),
+            R"({"tp":1,"pp":1,"dp":2,"cp":2,"optimizer":"zero1","shard_over":["cp"]})");
+  edit.shard_over = {"dp"};
+  EXPECT_EQ(edited_layout(over, edit, notes), before);
+  edit.shard_over.clear();
+  edit.dp = 4;
+  EXPECT_TRUE(edited_layout(over, edit, notes).contains("shard_over"));
+  EXPECT_THAT(notes, IsEmpty());
+  edit.optimizer = "replicated";
+  EXPECT_FALSE(edited_layout(over, edit, notes).contains("shard_over"));
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("\"shard_over\" is left out: nothing is cut")));
+}
+
 TEST(LayoutEdit, NamesSayMoreThanSizes) {
   EXPECT_EQ(json::serialize(layout_of_name("tp1-pp1-dp8-shard4-fsdp").value()),
             R"({"format":"ptc-layout/1","tp":1,"pp":1,"dp":8,"optimizer":"fsdp","dp_shard":4})");
@@ -106,6 +125,7 @@ TEST(LayoutEdit, NamesSayMoreThanSizes) {
                                    {"tp2-dp4-zero1", "tp2-pp1-dp4-zero1"},
                                    {"tp1-pp1-dp8-fsdp-shard4", "tp1-pp1-dp8-shard4-fsdp"},
                                    {"tp1-pp1-dp8-shard8-fsdp", "tp1-pp1-dp8-fsdp"},
+                                   {"tp1-pp1-dp2-over_cp-cp2-fsdp", "tp1-pp1-dp2-cp2-fsdp-over_cp"},
                                    {"tp1-pp1-dp8-vpp1-naming_stage", "tp1-pp1-dp8-naming_stage"}})
     EXPECT_THAT(layout_of_file_or_name(text).error().message(),
                 HasSubstr(fmt::format("; is it {}?", name)))

@@ -78,7 +78,8 @@ json::array json_list(const auto& values) {
 
 bool LayoutEdit::empty() const {
   return !tp && !pp && !dp && !ep && !etp && !cp && !vpp && stages.empty() && !order && !naming &&
-         !optimizer && !rules && !dp_shard && devices.empty() && !replicas && !keep;
+         !optimizer && !rules && !dp_shard && shard_over.empty() && devices.empty() && !replicas &&
+         !keep;
 }
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
@@ -136,6 +137,11 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(whole_number(0, kMaxWorldSize))
       ->group(group);
+  app.add_option("--shard-over", edit.shard_over, "ranks over which it is cut too; dp: no others")
+      ->type_name("cp|dp")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->group(group);
   app.add_option("--rules", edit.rules, "rules.json, or an id of before; none: the commit's")
       ->type_name("R")
       ->group(group);
@@ -178,6 +184,10 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   else if (edit.rules) layout.insert_or_assign("rules", *edit.rules);
   if (edit.dp_shard == 0u) layout.erase("dp_shard");
   else set_size(layout, "dp_shard", edit.dp_shard);
+  const bool dp_alone = std::all_of(edit.shard_over.begin(), edit.shard_over.end(),
+                                    [](const std::string& one) { return one == kDpAlone; });
+  if (dp_alone && !edit.shard_over.empty()) layout.erase("shard_over");
+  else if (!dp_alone) layout.insert_or_assign("shard_over", json_list(edit.shard_over));
   if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
   if (edit.keep) layout.insert_or_assign("keep", *edit.keep);
 
@@ -194,6 +204,10 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
         "\"dp_shard\" was {} and is left out: {}", shard,
         cut ? fmt::format("it does not divide dp = {}", dp) : "nothing is cut over dp"));
     layout.erase("dp_shard");
+  }
+  if (edit.shard_over.empty() && layout.contains("shard_over") && !cut) {
+    notes.push_back("\"shard_over\" is left out: nothing is cut over dp");
+    layout.erase("shard_over");
   }
   const json::array& stages = array_field(layout, "stages");
   if (edit.stages.empty() && (edit.pp || edit.vpp) && !json_text(layout, "stages").empty()) {
@@ -246,7 +260,13 @@ Result<std::string> name_meant(std::string_view text) {
   auto parts = sizes_of_name(text);
   bool some = !parts.empty();
   for (const auto& [key, value] : parts) layout.insert_or_assign(key, value);
+  constexpr std::string_view kOver = "over_";
   for (const std::string& part : parts_of_name(text)) {
+    if (part.starts_with(kOver)) {
+      std::istringstream words(part.substr(kOver.size()));
+      json::array& over = layout["shard_over"].emplace_array();
+      for (std::string word; std::getline(words, word, '_');) over.emplace_back(word);
+    }
     const auto one = LayoutSpec::from_name("tp1-pp1-dp1-" + part);
     if (!one || sizes_of_name(part).size() > 0) continue;
     some = true;

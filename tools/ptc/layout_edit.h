@@ -18,13 +18,16 @@ namespace ptc::cli {
 inline constexpr std::string_view kEven = "even", kAuto = "auto";
 /// Of rules: those of the commit.
 inline constexpr std::string_view kNoRules = "none";
+/// Of what state is cut over: that alone.
+inline constexpr std::string_view kDpAlone = "dp";
 
 /// The fields that were given.
 struct LayoutEdit {
   std::optional<uint32_t> tp, pp, dp, ep, etp, cp, vpp, dp_shard;
   std::vector<std::string> stages;  // numbers, or kEven
   std::optional<std::string> order, naming, optimizer, rules;
-  std::vector<std::string> devices;  // or kAuto
+  std::vector<std::string> devices;     // or kAuto
+  std::vector<std::string> shard_over;  // or kDpAlone
   std::optional<uint32_t> replicas, keep;
 
   bool empty() const;

@@ -95,6 +95,7 @@ Result<json::object> layout_of_point(json::object layout, const CurvePoint& poin
   layout["dp"] = point.dp;
   // An old key of whoever had the job before; what profiles tell of says which ranks have what.
   layout.erase("dp_shard");
+  layout.erase("shard_over");
   if (point.technique == "fsdp") layout["optimizer"] = "fsdp";
   else if (point.technique == "zero1" || point.technique == "zero") layout["optimizer"] = "zero1";
   else if (kReplicated.contains(point.technique)) layout["optimizer"] = "replicated";

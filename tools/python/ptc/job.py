@@ -165,8 +165,9 @@ class Job:
         """Saves layout.json, and waits until it is in force.
 
         `layout` as a whole, or what of the present one is another: set_layout(tp=2, dp=4). With other sizes, its
-        `devices` and `stages` are left out, for they would not fit; so is a `dp_shard` that does not divide dp. Returns the status. Errors: LayoutError (refused;
-        the one before stays), ReshardError, TimeoutError.
+        `devices` and `stages` are left out, for they would not fit; so is a `dp_shard` that does not divide dp, and
+        a `shard_over` where nothing is cut over dp. Returns the status. Errors: LayoutError (refused; the one before stays),
+        ReshardError, TimeoutError.
         """
         if layout is None:
             layout = self.layout
@@ -174,6 +175,8 @@ class Job:
                 layout = {key: value for key, value in layout.items() if key not in ("devices", "stages")}
             if {**layout, **sizes}.get("dp", 1) % layout.get("dp_shard", 1) != 0:
                 layout = {key: value for key, value in layout.items() if key != "dp_shard"}
+            if {**layout, **sizes}.get("optimizer", "replicated") == "replicated":
+                layout = {key: value for key, value in layout.items() if key != "shard_over"}
         text = json.dumps({"format": "ptc-layout/1", "tp": 1, "pp": 1, "dp": 1, **layout, **sizes})
         try:
             with open(self.file("layout.json"), "w", encoding="utf-8") as file:

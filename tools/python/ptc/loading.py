@@ -491,6 +491,8 @@ class Origin:
         sizes = {key: int(size) for key, size in re.findall(r"(?:^|-)(tp|pp|dp|ep|etp|cp|vpp|shard)(\d+)", name)}
         if (listed or "-naming_stage" in name) and sizes.get("pp") != 1:
             return None
+        if re.search("-over_cp(-|$)", name) and "-order_" not in name and "cp" in sizes:  # neighbours share rows, cp fastest
+            sizes["shard"] = sizes.get("shard", sizes.get("dp", 1)) * sizes.pop("cp")
         # What an older ptcfs called otherwise is not known to be cut by rows alone, nor among how many ranks.
         return cls(found[1], sizes if re.search("-fsdp(-|$)", name) else {}, int(found[3]))
 
