@@ -55,9 +55,9 @@ Result<> Checkpoint::read_deepspeed_model(DeepSpeedSources& sources) const {
 }
 
 Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
-  // DeepSpeed counts ranks that share sequences as data-parallel ones where they share state.
+  // DeepSpeed counts ranks that share sequences or experts as data-parallel ones.
   const DeepSpeedRanks ranks{spec.sizes.tp * spec.sizes.pp,
-                             spec.sizes.dp * (spec.shard_cp ? spec.sizes.cp : 1)};
+                             spec.sizes.dp * spec.sharing(false).cp * spec.sharing(false).ep};
   const std::string set_key =
       fmt::format("deepspeed/{}/{}", ranks.model_parallel, ranks.data_parallel);
   return cached(set_key, [&]() -> Result<FileSetRef> {

@@ -119,10 +119,15 @@ Result<RuleSet::Facts> parse_facts(const json::object& object) {
 
 std::string state_key(const LayoutSpec& spec) {
   LayoutSpec key = spec;
-  key.sizes.cp = 1;
-  key.sizes.dp = spec.dp_parts();
+  const ParallelConfig group = spec.sharing(true);
+  // Where ep ranks share state too, which part one has depends on how many ranks are before them.
+  const bool over_ep = spec.shard_ep && spec.sizes.etp == 0;
+  key.sizes.cp = (over_ep && spec.order.is_before("cp", "ep") ? group.cp : 1) *
+                 (over_ep && spec.order.is_before("dp", "ep") ? group.dp : 1);
+  key.sizes.dp = spec.dp_parts() / key.sizes.cp;
+  key.shard_cp = key.sizes.cp > 1;
+  key.shard_ep = spec.sharing(false).ep > 1;
   key.dp_shard = 0;
-  key.shard_cp = false;
   key.order = RankOrder();
   return key_text(key);
 }

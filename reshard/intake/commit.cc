@@ -111,7 +111,7 @@ Error no_tensors() {
 
 constexpr std::string_view kOtherMesh =
     "; with HSDP \"dp_shard\" says among how many ranks, and \"shard_over\" whether over "
-    "context-parallel ones too; of a mesh that no layout cuts like, take "
+    "context- or expert-parallel ones too; of a mesh that no layout cuts like, take "
     "dcp.save or tools/python's ptc.save";
 
 /// Why ranks do not fit the layout, with what may be done where torch.save wrote DTensors.

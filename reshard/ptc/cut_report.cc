@@ -67,19 +67,24 @@ Result<json::array> local_shapes(const Model& model, uint32_t tensor, const Layo
   while (state.pp + 1 < spec.sizes.pp && !model.on_stage(tensor, spec, state.pp)) ++state.pp;
   json::array shapes;
   std::optional<Shape> last;
-  for (state.dp = 0; state.dp < spec.dp_parts(); ++state.dp) {
-    std::optional<SubTensor> part;
-    for (state.ep = 0; state.ep < spec.sizes.ep && !part; ++state.ep) {
+  // Those of other experts have nothing; all that is cut over ep ranks is on each of them.
+  const bool over_ep = spec.shard_ep && model.is_cut_over_dp(tensor, spec);
+  const uint32_t parts = over_ep ? model.dp_parts(tensor, spec) : spec.dp_parts();
+  for (uint32_t number = 0; number < parts; ++number) {
+    state.ep = state.etp = 0;
+    state = model.with_dp_part(tensor, spec, state, number);
+    PTC_TRY(std::optional<SubTensor> part, model.slice(tensor, spec, state));
+    for (state.ep = 1; state.ep < spec.sizes.ep && !part; ++state.ep) {
       PTC_TRY(part, model.slice(tensor, spec, state));
     }
     if (!part) continue;
     if (last == part->local_shape) {
-      shapes.back().as_object()["last_dp_rank"] = state.dp;
+      shapes.back().as_object()["last_dp_rank"] = number;
       continue;
     }
     last = part->local_shape;
-    shapes.push_back(json::object{{"first_dp_rank", state.dp},
-                                  {"last_dp_rank", state.dp},
+    shapes.push_back(json::object{{"first_dp_rank", number},
+                                  {"last_dp_rank", number},
                                   {"shape", shape_json(part->local_shape)}});
   }
   return shapes;

@@ -123,16 +123,28 @@ std::optional<std::string> why_no_shards(const LayoutSpec& spec) {
 
 /// What keeps state that is cut over dp from being cut over other ranks too; nullopt: nothing.
 std::optional<std::string> why_not_over(const LayoutSpec& spec) {
-  if (!spec.shard_cp) return std::nullopt;
+  if (!spec.shard_cp && !spec.shard_ep) return std::nullopt;
   if (spec.optimizer == OptimizerCut::kReplicated)
     return "'shard_over' says over which ranks state is cut beside data-parallel ones, and "
            "'optimizer' cuts none: it must be \"zero1\" or \"fsdp\"";
-  if (spec.dp_shard != 0 && !spec.order.is_before("cp", "dp"))
-    return fmt::format(
-        "'dp_shard' has neighbouring ranks share state, and with 'shard_over' cp must stand before "
-        "dp in 'order', which is \"{}\"",
-        spec.order.to_string());
+  for (const auto& [over, size] : {std::pair(spec.shard_cp, "cp"), {spec.shard_ep, "ep"}})
+    if (over && spec.dp_shard != 0 && !spec.order.is_before(size, "dp"))
+      return fmt::format(
+          "'dp_shard' has neighbouring ranks share state, and with 'shard_over' {} must stand "
+          "before dp in 'order', which is \"{}\"",
+          size, spec.order.to_string());
   return std::nullopt;
+}
+
+/// Of 'shard_over', what changes nothing.
+bool is_over_one_rank(const LayoutSpec& spec) {
+  return (spec.shard_cp && spec.sizes.cp == 1) || (spec.shard_ep && spec.ep_copies() == 1);
+}
+
+/// "cp", "cp_ep"
+std::string shard_over(const LayoutSpec& spec) {
+  return fmt::format("{}{}{}", spec.shard_cp ? "cp" : "", spec.shard_cp && spec.shard_ep ? "_" : "",
+                     spec.shard_ep ? "ep" : "");
 }
 
 bool is_id(std::string_view text) {
@@ -262,19 +274,21 @@ class LayoutParser : JsonSettings {
     const json::value* value = object_.if_contains("shard_over");
     if (!value) return ok();
     if (!value->is_array()) {
-      return error({"shard_over"}, "'shard_over' must be a list, as [\"cp\"]");
+      return error({"shard_over"}, "'shard_over' must be a list, as [\"cp\", \"ep\"]");
     }
     const json::array& list = value->get_array();
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string_view word =
           list[i].is_string() ? std::string_view(list[i].get_string()) : std::string_view();
       if (word == "cp") spec.shard_cp = true;
+      else if (word == "ep") spec.shard_ep = true;
       else if (word != "dp")
         return error({"shard_over", std::to_string(i)},
-                     "'shard_over' may have \"cp\"; \"dp\" is always meant");
+                     "'shard_over' may have \"cp\" and \"ep\"; \"dp\" is always meant");
     }
     if (const auto why = why_not_over(spec)) return error({"shard_over"}, *why);
-    if (spec.sizes.cp == 1) spec.shard_cp = false;
+    spec.shard_cp = spec.shard_cp && spec.sizes.cp > 1;
+    spec.shard_ep = spec.shard_ep && spec.ep_copies() > 1;
     return ok();
   }
 
@@ -411,7 +425,10 @@ std::string with_underscores(std::string text) {
 void take_words(std::string_view& text, LayoutSpec& spec) {
   for (OptimizerCut cut : {OptimizerCut::kZero1, OptimizerCut::kFsdp})
     if (take_word(text, fmt::format("-{}", optimizer_name(cut)))) spec.optimizer = cut;
-  if (take_word(text, fmt::format("{}cp", kOverPart))) spec.shard_cp = true;
+  for (const auto& [word, cp, ep] :
+       {std::tuple("cp", true, false), {"ep", false, true}, {"cp_ep", true, true}})
+    if (take_word(text, fmt::format("{}{}", kOverPart, word)))
+      spec.shard_cp = cp, spec.shard_ep = ep;
   if (take_word(text, fmt::format("{}{}", kNamingPart, naming_name(Naming::kStage))))
     spec.naming = Naming::kStage;
   if (!text.starts_with(kOrderPart)) return;
@@ -429,9 +446,10 @@ const std::string& LayoutRules::text() const { return set_->text(); }
 
 std::string LayoutRules::id() const { return fmt::format("{:08x}", name_hash(text())); }
 
-/// tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-over_cp-naming_stage-order_tp_cp_pp_ep_dp-rules_<8
-/// hex> with +0c73b331 behind it: all that is behind dp is left out at its default. An older ptcfs
-/// had all but the sizes in the hex digits: jobs know such names still (JobRecord::custom_specs).
+/// "tp1-pp2-dp8-ep4-etp2-cp2-vpp2-shard4-fsdp-over_cp_ep-naming_stage-order_tp_cp_pp_ep_dp", then
+/// "-rules_1f2e3d4c" and "+0c73b331": all that is behind dp is left out at its default. An older
+/// ptcfs had all but the sizes in the hex digits: jobs know such names still
+/// (JobRecord::custom_specs).
 std::string LayoutSpec::name() const {
   std::string text = fmt::format("tp{}-pp{}-dp{}", sizes.tp, sizes.pp, sizes.dp);
   if (sizes.ep != 1) text += fmt::format("-ep{}", sizes.ep);
@@ -440,7 +458,7 @@ std::string LayoutSpec::name() const {
   if (vpp != 1) text += fmt::format("-vpp{}", vpp);
   if (dp_shard != 0) text += fmt::format("-shard{}", dp_shard);
   if (optimizer != OptimizerCut::kReplicated) text += fmt::format("-{}", optimizer_name(optimizer));
-  if (shard_cp) text += fmt::format("{}cp", kOverPart);
+  if (shard_cp || shard_ep) text += fmt::format("{}{}", kOverPart, shard_over(*this));
   if (naming != Naming::kGlobal) text += fmt::format("{}{}", kNamingPart, naming_name(naming));
   if (order != RankOrder())
     text += fmt::format("{}{}", kOrderPart, with_underscores(order.to_string()));
@@ -476,8 +494,9 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
     if (const auto shard = take_size(rest, "-shard")) spec.dp_shard = *shard;
     take_words(rest, spec);
     if (rest.empty() && spec.dp_shard != spec.sizes.dp && spec.sizes.etp != spec.sizes.tp &&
-        !(spec.shard_cp && spec.sizes.cp == 1) && spec.name() == name) {
+        spec.name() == name) {
       auto why = fits_world_size(spec.sizes) ? why_no_etp(spec) : too_many_ranks();
+      if (!why && is_over_one_rank(spec)) why = "there is one such rank to be cut over";
       if (!why) why = why_no_chunks(spec);
       if (!why) why = why_no_shards(spec);
       if (!why) why = why_not_over(spec);
@@ -487,13 +506,13 @@ Result<LayoutSpec> LayoutSpec::from_name(std::string_view name) {
   }
   return invalid_argument(
       "{} does not name a layout: expected tp<N>-pp<N>-dp<N>, then what is not the default of "
-      "-ep<N>, -etp<N>, -cp<N>, -vpp<N>, -shard<N>, -zero1 or -fsdp, -over_cp, -naming_stage and "
+      "-ep<N>, -etp<N>, -cp<N>, -vpp<N>, -shard<N>, -zero1 or -fsdp, -over_<…>, -naming_stage and "
       "-order_<…>, in this order",
       quoted(name));
 }
 
 uint32_t LayoutSpec::dp_part(const RankCoords& rank) const {
-  const ParallelConfig group = sharing();
+  const ParallelConfig group = sharing(true);
   return static_cast<uint32_t>(
       order.global_rank(group, {.dp = rank.dp % group.dp, .cp = rank.cp % group.cp}));
 }
@@ -517,7 +536,10 @@ json::object LayoutSpec::to_json() const {
   if (naming != Naming::kGlobal) object["naming"] = naming_name(naming);
   if (optimizer != OptimizerCut::kReplicated) object["optimizer"] = optimizer_name(optimizer);
   if (dp_shard != 0) object["dp_shard"] = dp_shard;
-  if (shard_cp) object["shard_over"] = json::array{"cp"};
+  json::array over;
+  if (shard_cp) over.push_back("cp");
+  if (shard_ep) over.push_back("ep");
+  if (!over.empty()) object["shard_over"] = std::move(over);
   if (rules) object["rules"] = rules.text();
   return object;
 }

@@ -60,25 +60,34 @@ struct LayoutSpec {
   /// Neighbouring dp ranks that share what is cut over dp; each such group holds the same as the
   /// others: hybrid sharding. Divides dp. 0, never dp itself: all of them are one group.
   uint32_t dp_shard = 0;
-  /// What is cut over dp is cut over context-parallel ranks too, as Megatron's distributed
-  /// optimizer and FSDP over a flattened mesh do. Never with cp = 1.
-  bool shard_cp = false;
+  /// What is cut over dp is cut over context-parallel ranks too, and what ep does not cut over the
+  /// expert-parallel ranks that have it: so do Megatron's distributed optimizer, and FSDP over a
+  /// flattened mesh. Never where there is one of them.
+  bool shard_cp = false, shard_ep = false;
   LayoutRules rules;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 
   RankCoords coords(uint64_t global_rank) const { return order.coords(sizes, global_rank); }
-  /// How many ranks of each dimension share what is cut over dp; 1 of all others.
-  ParallelConfig sharing() const {
-    if (optimizer == OptimizerCut::kReplicated) return {};
-    return {.dp = dp_shard != 0 ? dp_shard : sizes.dp, .cp = shard_cp ? sizes.cp : 1};
+  /// Expert-parallel ranks that have the same of what is no expert's.
+  uint32_t ep_copies() const {
+    return sizes.etp == 0 ? sizes.ep : sizes.different_ranks() / sizes.tp;
   }
-  /// Among how many ranks tensors are cut over dp; 1 where all of them hold the same.
-  uint32_t dp_parts() const { return sharing().dp * sharing().cp; }
-  /// Which of these parts the rank has: the ranks of a group count in the order of global ranks.
+  /// How many ranks of each dimension share what is cut over dp; 1 of all others.
+  ParallelConfig sharing(bool experts) const {
+    if (optimizer == OptimizerCut::kReplicated) return {};
+    return {.dp = dp_shard != 0 ? dp_shard : sizes.dp,
+            .ep = shard_ep && !experts ? ep_copies() : 1,
+            .cp = shard_cp ? sizes.cp : 1};
+  }
+  /// Among how many ranks experts are cut over dp; 1 where all of them hold the same. All else is
+  /// cut among dense_parts().
+  uint32_t dp_parts() const { return sharing(true).dp * sharing(true).cp; }
+  uint32_t dense_parts() const { return dp_parts() * sharing(false).ep; }
+  /// Which of dp_parts() the rank has: the ranks of a group count in the order of global ranks.
   uint32_t dp_part(const RankCoords& rank) const;
-  /// Of the ranks that have this part, the dp and cp of the first.
-  RankCoords of_dp_part(uint32_t part) const { return order.coords(sharing(), part); }
-  /// What such parts are counted over: "dp", "dp·cp".
+  /// Of the ranks that have this one of dp_parts(), the dp and cp of the first.
+  RankCoords of_dp_part(uint32_t part) const { return order.coords(sharing(true), part); }
+  /// What dp_parts() counts: "dp", "dp·cp".
   std::string_view dp_text() const { return shard_cp ? "dp·cp" : "dp"; }
   /// At most kMaxWorldSize.
   uint32_t chunks() const { return sizes.pp * vpp; }

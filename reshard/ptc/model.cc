@@ -217,6 +217,35 @@ bool Model::is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const {
   return false;
 }
 
+uint32_t Model::dp_part(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const {
+  if (!spec.shard_ep || is_experts(bound_[tensor])) return state.dp;
+  const ParallelConfig& sizes = spec.sizes;
+  // With etp, ranks are numbered by what they have of experts first, then by dp and cp.
+  if (sizes.etp != 0)
+    return (state.etp + sizes.etp * state.ep) / sizes.tp + spec.ep_copies() * state.dp;
+  RankCoords rank = spec.of_dp_part(state.dp);
+  rank.ep = state.ep;
+  return static_cast<uint32_t>(spec.order.global_rank(spec.sharing(false), rank));
+}
+
+StateCoords Model::with_dp_part(uint32_t tensor, const LayoutSpec& spec, StateCoords state,
+                                uint32_t part) const {
+  state.dp = part;
+  if (!spec.shard_ep || is_experts(bound_[tensor])) return state;
+  const ParallelConfig& sizes = spec.sizes;
+  if (sizes.etp != 0) {
+    const uint32_t place = part % spec.ep_copies() * sizes.tp + state.tp;
+    state.dp = part / spec.ep_copies();
+    state.etp = place % sizes.etp;
+    state.ep = place / sizes.etp;
+    return state;
+  }
+  const RankCoords rank = spec.order.coords(spec.sharing(false), part);
+  state.ep = rank.ep;
+  state.dp = spec.dp_part(rank);
+  return state;
+}
+
 bool Model::needs_rules(const LayoutSpec& spec) {
   if (spec.optimizer != OptimizerCut::kFsdp) return state_count(spec) > 1;
   return spec.sizes.different_ranks() * spec.sizes.pp > 1;  // anything has rows
@@ -296,11 +325,12 @@ Result<> Model::check(const LayoutSpec& spec) const {
     one_stage.optimizer = spec.optimizer;
     one_stage.dp_shard = spec.dp_shard;
     one_stage.shard_cp = spec.shard_cp;
+    one_stage.shard_ep = spec.shard_ep;
     for (const bool last : {false, true}) {
-      for (uint32_t dp : {uint32_t{0}, spec.dp_parts() - 1}) {
+      for (const uint32_t number : {uint32_t{0}, dp_parts(tensor, spec) - 1}) {
         state.tp = last ? sizes.tp - 1 : 0;
         state.etp = last && sizes.etp != 0 ? sizes.etp - 1 : 0;
-        state.dp = dp;
+        state = with_dp_part(tensor, one_stage, state, number);
         PTC_TRY(const auto part, slice(tensor, one_stage, state));
         if (by_bits && part) {
           PTC_TRY(check_whole_bytes(tensor, *part));
@@ -445,7 +475,8 @@ Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const Lay
     PTC_TRY(std::move(cut));
   }
   if (is_cut_over_dp(tensor, spec)) {
-    PTC_TRY(cut_over_dp(*part, tensor, state.dp, spec.dp_parts(), spec.optimizer));
+    PTC_TRY(cut_over_dp(*part, tensor, dp_part(tensor, spec, state), dp_parts(tensor, spec),
+                        spec.optimizer));
   }
   return part;
 }
@@ -506,7 +537,8 @@ Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
                                                            const StateCoords& state) const {
   const Bound& bound = model_.bound_[tensor];
   const uint64_t ep = bound.rule != nullptr && bound.rule->expert_axis ? state.ep : 0;
-  const uint64_t dp = model_.is_cut_over_dp(tensor, spec_) ? state.dp : 0;
+  const uint64_t dp =
+      model_.is_cut_over_dp(tensor, spec_) ? model_.dp_part(tensor, spec_, state) : 0;
   const uint64_t number =
       model_.tp_rank(tensor, spec_.sizes, state) +
       model_.tp_ranks(tensor, spec_.sizes) * (ep + (is_experts(bound) ? spec_.sizes.ep : 1) * dp);

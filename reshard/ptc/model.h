@@ -126,6 +126,14 @@ class Model {
   /// Whether dp ranks hold different parts of the tensor: under zero1 optimizer state, under fsdp
   /// parameters too; never scalars and buffers.
   bool is_cut_over_dp(uint32_t tensor, const LayoutSpec& spec) const;
+  /// Among how many: not the same for all, where ep ranks share what is no expert's.
+  uint32_t dp_parts(uint32_t tensor, const LayoutSpec& spec) const {
+    return is_experts(bound_[tensor]) ? spec.dp_parts() : spec.dense_parts();
+  }
+  /// A state's part of these; and a state that has this part, where `state` says the rest.
+  uint32_t dp_part(uint32_t tensor, const LayoutSpec& spec, const StateCoords& state) const;
+  StateCoords with_dp_part(uint32_t tensor, const LayoutSpec& spec, StateCoords state,
+                           uint32_t part) const;
 
   /// Whether every tensor can be cut under `spec`; kInvalidArgument names the first that cannot,
   /// its axis' length and the size that does not divide it, or the fact that is not known and where

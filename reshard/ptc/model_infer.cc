@@ -60,7 +60,9 @@ class Model::Inference {
     PTC_TRY(find_stage_offsets(*rules, facts));
     PTC_TRY(collect());
     find_whole_on_dp();
-    undo_dp_cut(*rules, spec_.optimizer, spec_.dp_parts(), dp_rows_, said_, tensors_);
+    const std::vector<uint64_t>& dense_rows = spec_.shard_ep ? dense_rows_ : dp_rows_;
+    undo_dp_cut(*rules, spec_.optimizer, {spec_.dp_parts(), dp_rows_},
+                {spec_.dense_parts(), dense_rows}, said_, tensors_);
     PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
     PTC_TRY(widen());
     model_.find_kinds();
@@ -134,6 +136,7 @@ class Model::Inference {
   std::vector<std::vector<LocalName>> locals_;  // by rank and tensor; empty: names are global
   std::vector<TensorInfo> tensors_;             // with local shapes
   std::vector<uint64_t> dp_rows_;               // by tensor: rows on all dp ranks together
+  std::vector<uint64_t> dense_rows_;            // the same with those of all ep ranks
   std::vector<bool> said_;                      // by tensor: its shape is that of the whole
   std::vector<uint64_t> local_extents_;         // by tensor: of its quantised weight on a tp rank
   std::vector<Writer> first_writer_;            // by tensor
@@ -411,6 +414,7 @@ Result<> Model::Inference::collect(uint32_t rank, uint32_t i) {
     first_writer_.push_back({rank, i});
     last_rank_.push_back(rank);
     dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
+    dense_rows_.push_back(dp_rows_.back());
     return ok();
   }
   if (last_rank_[index] == rank)
@@ -431,10 +435,12 @@ Result<> Model::Inference::collect(uint32_t rank, uint32_t i) {
   if (rows_differ && !shape.empty() && !tensors_[index].shape.empty()) {
     shape[0] = tensors_[index].shape[0];
     const StateCoords first_state = state_of(spec_, ranks_[first.rank].coords);
-    if (state != before && group_of(spec_, state) == group_of(spec_, first_state) &&
-        __builtin_add_overflow(dp_rows_[index], tensor.shape[0], &dp_rows_[index])) {
-      return invalid_argument("{} has too many rows", place(ranks_[rank], tensor));
-    }
+    const bool of_group = group_of(spec_, state) == group_of(spec_, first_state);
+    const bool of_dense = state.pp == first_state.pp && state.tp == first_state.tp;
+    for (const auto& [adds, rows] : {std::pair(of_group, &dp_rows_), {of_dense, &dense_rows_}})
+      if (state != before && adds &&
+          __builtin_add_overflow((*rows)[index], tensor.shape[0], &(*rows)[index]))
+        return invalid_argument("{} has too many rows", place(ranks_[rank], tensor));
   }
   if (shape == tensors_[index].shape) return ok();
   return invalid_argument(
@@ -461,7 +467,7 @@ Result<> Model::Inference::check_said(const WrittenRank& rank, const WrittenTens
 
 /// FSDP leaves buffers whole, and cuts all else.
 void Model::Inference::find_whole_on_dp() {
-  if (spec_.optimizer != OptimizerCut::kFsdp || spec_.dp_parts() == 1) return;
+  if (spec_.optimizer != OptimizerCut::kFsdp || spec_.dense_parts() == 1) return;
   std::vector<bool> cut(tensors_.size()), was_whole(tensors_.size());
   std::unordered_set<std::string_view> files;  // of which something is cut
   for (uint32_t rank : order_) {

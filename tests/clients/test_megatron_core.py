@@ -3,6 +3,7 @@ them is what Megatron writes when it runs under that layout."""
 import argparse
 import importlib.util
 import itertools
+import json
 import os
 import socket
 import subprocess
@@ -53,6 +54,29 @@ assert found["iteration"] == 100, found
 torch.distributed.barrier()
 for child in multiprocessing.active_children(): child.kill()
 os._exit(0)
+"""
+
+
+#: For each of some sizes prints of each rank which part it has of dense state and of experts', and its expert-parallel number.
+GROUPS = """
+import json, sys
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.testing._internal.distributed.fake_pg import FakeStore
+for world, tp, pp, cp, ep, etp, instances in json.loads(sys.argv[1]):
+    found = []
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        parallel_state.initialize_model_parallel(
+            tp, pp, context_parallel_size=cp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp,
+            num_distributed_optimizer_instances=instances, create_gloo_process_groups=False)
+        dense = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=instances > 1)
+        experts = parallel_state.get_expert_data_parallel_group(partial_expert_data_parallel=instances > 1)
+        found.append([[dist.get_rank(group), dist.get_world_size(group)] for group in (dense, experts)]
+                     + [parallel_state.get_expert_model_parallel_rank()])
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+    print(json.dumps(found))
 """
 
 
@@ -110,6 +134,41 @@ class MegatronCore(mount.TestCase):
                                  [key for key, value in wanted.items() if value is not None])
                 self.expect_same({**found}, {**wanted}, f"{name} {layout}")
                 self.expect_same(*(self.load(at + "/distrib_optim.pt") for at in (layout, os.path.join(top, rank))), f"{name} {layout}")
+
+    def test_ranks_that_share_state(self):
+        """Who has which part of what the distributed optimizer cuts: each part is of rows that say their numbers."""
+        rows, experts = 32, 8
+        dense = "model.layers.{}.input_layernorm.weight"
+        of_expert = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
+        def numbered(name, *more):
+            values = torch.arange(float(rows)).view(rows, *(1 for _ in more)).expand(rows, *more)
+            return models.Tensor(name, "F32", (rows, *more), values.contiguous().numpy().tobytes())
+        top = self.temporary("numbered")
+        models.write_safetensors(top + "/model.safetensors",
+                                 [numbered(dense.format(layer)) for layer in range(2)]
+                                 + [numbered(of_expert.format(layer, e), 4) for layer in range(2) for e in range(experts)])
+        models.write_file(top + "/config.json", json.dumps({"model_type": "mixtral", "num_hidden_layers": 2, "num_local_experts": experts}))
+        job = self.mount.job("shares")
+        self.mount.ptc("import", "shares", top, "--name", "base")
+        layouts = {"tp2-pp1-dp2-cp2-fsdp-over_cp": (8, 2, 1, 2, 1, None, 1),
+                   "tp2-pp2-dp2-ep2-cp2-fsdp-over_cp_ep-order_tp_ep_cp_dp_pp": (32, 2, 2, 2, 2, None, 1),
+                   "tp2-pp1-dp4-ep4-etp1-fsdp-over_ep": (16, 2, 1, 1, 4, 1, 1),
+                   "tp2-pp1-dp2-ep4-etp1-cp2-fsdp-over_cp_ep": (16, 2, 1, 2, 4, 1, 1),
+                   "tp1-pp1-dp4-cp2-shard2-fsdp-over_cp": (8, 1, 1, 2, 1, None, 2),
+                   "tp1-pp1-dp4-ep2-shard2-fsdp-over_ep": (8, 1, 1, 1, 2, None, 2)}
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", GROUPS, json.dumps(list(layouts.values()))], stdout=subprocess.PIPE,
+                              check=True, timeout=300)
+        for (name, sizes), line in zip(layouts.items(), done.stdout.splitlines()[-len(layouts):]):
+            wanted = json.loads(line)
+            world, ep, found = sizes[0], sizes[4], []
+            for rank in range(world):
+                held = models.read_safetensors(job.rank_file("base", name, rank))
+                layer = min(int(tensor.split(".")[2]) for tensor in held)
+                mine = [e for e in range(experts) if of_expert.format(layer, e) in held]
+                parts = [held[dense.format(layer)], held[of_expert.format(layer, mine[0])]]
+                found.append([[int(torch.frombuffer(bytearray(part.data), dtype=torch.float32)[0]) // part.shape[0], rows // part.shape[0]]
+                              for part in parts] + [mine[0] * ep // experts])
+            self.assertEqual(found, wanted, name)
 
     def test_one_bucket(self):
         self.compare("one", ((2, 2, 1), (1, 1, 3)))

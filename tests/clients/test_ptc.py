@@ -502,6 +502,13 @@ class Ptc(mount.TestCase):
         done = self.mount.ptc("layout", job.name, "set", "--dp", 3, "--wait")
         self.assertIn('"dp_shard" was 2 and is left out: it does not divide dp = 3', done.stderr)
         done = self.mount.ptc("layout", job.name, "set", "--dp", 4, "--dp-shard", 2, "--wait")
+        self.mount.ptc("layout", job.name, "set", "--cp", 2, "--shard-over", "cp", "--wait")
+        self.assertEqual(os.readlink(job.file("current")), "checkpoints/base/layouts/tp1-pp1-dp4-cp2-shard2-fsdp-over_cp")
+        found = [mount.digests(f"{current}/{rank}") for rank in range(8)]
+        self.assertEqual(len({str(each) for each in found}), 4)
+        self.assertEqual(found[:4], found[4:])
+        self.mount.ptc("layout", job.name, "set", "--cp", 1, "--shard-over", "dp", "--wait")
+        self.assertNotIn("shard_over", json.loads(mount.read_text(job.file("layout.json"))))
         done = self.mount.ptc("layout", job.name, "set", "--optimizer", "replicated", "--dp", 1, "--wait")
         self.assertIn('"dp_shard" was 2 and is left out: nothing is cut over dp', done.stderr)
         self.mount.ptc("layout", job.name, "set", "--pp", 5, "--wait")

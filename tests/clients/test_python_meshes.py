@@ -389,7 +389,8 @@ assert all((value.full_tensor() == 2).all() for value in (m.v, m.w))
         job.save({"model": {"w": torch.arange(14.).view(7, 2)}}, "a", layout={"dp": 1})
         job.wait()
         for name, ranks_of, parts, each in (("tp1-pp1-dp4-shard2-fsdp", 4, 2, 4), ("tp1-pp1-dp3-fsdp", 3, 3, 3),
-                                            ("tp1-pp1-dp2-fsdp-order_dp_tp_cp_ep_pp", 2, 2, 4)):
+                                            ("tp1-pp1-dp2-fsdp-order_dp_tp_cp_ep_pp", 2, 2, 4), ("tp1-pp1-dp2-cp2-fsdp-over_cp", 4, 4, 2),
+                                            ("tp1-pp1-dp4-cp2-shard1-fsdp-over_cp", 8, 2, 4)):
             for rank in range(ranks_of):
                 with self.subTest(name, rank=rank):
                     begin = rank % parts * each

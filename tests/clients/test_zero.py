@@ -1,4 +1,5 @@
-"""Optimizer state cut over data-parallel ranks: ZeRO-1's flat parts and FSDP's rows, there and back."""
+"""Optimizer state cut over data-parallel ranks, and context- and expert-parallel ones: ZeRO-1's flat parts and FSDP's rows,
+there and back."""
 import hashlib
 import random
 
@@ -25,6 +26,52 @@ def cut_flat(tensor, rank, ranks):
     return Tensor(tensor.name, tensor.dtype, (each,), data.ljust(size, b"\0"))
 
 
+def places(layout):
+    """Of each rank, its number in each dimension."""
+    sizes = {size: layout.get(size, 1) for size in layout.get("order", "tp-cp-ep-dp-pp").split("-")}
+    found = []
+    for rank in range(ranks_of(layout)):
+        at = {}
+        for name, size in sizes.items():
+            rank, at[name] = divmod(rank, size)
+        found.append(at)
+    return found
+
+
+def share(rank, layout, of_expert):
+    """Among the ranks that share what of a tensor is cut over dp: which the rank is, and of how many."""
+    over, neighbours = layout.get("shard_over", []), layout.get("dp_shard", layout.get("dp", 1))
+    one_each = ["pp", "tp"] + ([] if "cp" in over else ["cp"]) + ([] if "ep" in over and not of_expert else ["ep"])
+    of = places(layout)
+    group = [other for other, at in enumerate(of)
+             if all(at[size] == of[rank][size] for size in one_each) and at["dp"] // neighbours == of[rank]["dp"] // neighbours]
+    return group.index(rank), len(group)
+
+
+class Mixtral(models.Llama):
+    layers, experts = 2, 4
+    config = {**models.Llama.config, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+              "num_hidden_layers": layers, "num_local_experts": experts}
+
+    def build(self):
+        super().build()
+        self.tensors = [tensor for tensor in self.tensors if ".mlp." not in tensor.name]
+        for i in range(self.layers):
+            self.add(f"model.layers.{i}.block_sparse_moe.gate.weight", self.experts, self.hidden)
+            for expert in range(self.experts):
+                for name, shape in (("w1", (self.ffn, self.hidden)), ("w2", (self.hidden, self.ffn)), ("w3", (self.ffn, self.hidden))):
+                    self.add(f"model.layers.{i}.block_sparse_moe.experts.{expert}.{name}.weight", *shape)
+
+    def expert_of(self, name):
+        return int(name.split(".experts.")[1].split(".")[0]) if ".experts." in name else None
+
+    def cut(self, tensor, rank, ranks):
+        if self.expert_of(tensor.name) is None:
+            return super().cut(tensor, rank, ranks)
+        axis = 1 if ".w2." in tensor.name else 0
+        return models.take(tensor, axis, *models.even(tensor.shape[axis], rank, ranks))
+
+
 class Training:
     """A model with Adam's state, as each rank saves it under a layout."""
 
@@ -41,12 +88,18 @@ class Training:
             self.state[tensor.name].append(
                 models.random_tensor(rng, f"state.{tensor.name}.step", "F32", ()))
 
-    def rank_files(self, rank, tp=1, pp=1, dp=1, optimizer="replicated"):
-        tp_rank, dp_rank, pp_rank = rank % tp, rank // tp % dp, rank // (tp * dp)
+    def rank_files(self, rank, **layout):
+        tp, pp, ep, optimizer = *(layout.get(size, 1) for size in ("tp", "pp", "ep")), layout.get("optimizer", "replicated")
+        at = places(layout)[rank]
+        tp_rank, pp_rank = at["tp"], at["pp"]
         files = {"model.safetensors": [], "optim.safetensors": []}
         for tensor in self.model.tensors:
             if pp_rank not in self.model.stages(tensor.name, pp):
                 continue
+            expert = self.model.expert_of(tensor.name) if isinstance(self.model, Mixtral) else None
+            if expert is not None and expert * ep // self.model.experts != at["ep"]:
+                continue
+            dp_rank, dp = share(rank, layout, expert is not None)
             part = self.model.cut(tensor, tp_rank, tp)
             if optimizer == "fsdp" and tensor.name in self.state:
                 part = cut_rows(part, dp_rank, dp)
@@ -77,7 +130,10 @@ class Training:
 
 
 def ranks_of(layout):
-    return layout.get("tp", 1) * layout.get("pp", 1) * layout.get("dp", 1)
+    ranks = 1
+    for size in ("tp", "pp", "dp", "ep", "cp"):
+        ranks *= layout.get(size, 1)
+    return ranks
 
 
 class Zero(mount.TestCase):
@@ -123,6 +179,34 @@ class Zero(mount.TestCase):
         self.check_chain(models.Bert(), {"dp": 5, "optimizer": "fsdp"}, [
             {"tp": 2, "dp": 5, "optimizer": "fsdp"}, {"pp": 2, "dp": 3, "optimizer": "fsdp"},
             {"tp": 4}, {"tp": 2, "dp": 2, "optimizer": "zero1"}])
+
+    def test_over_context_parallel_ranks(self):
+        """As Megatron's distributed optimizer and FSDP over (dp_shard, cp) have it."""
+        over = {"shard_over": ["cp"]}
+        self.check_chain(models.Llama(), {"tp": 2, "dp": 2, "cp": 2, "optimizer": "zero1", **over}, [
+            {"tp": 2, "dp": 4, "optimizer": "zero1"},  # the same files
+            {"dp": 3, "cp": 2, "optimizer": "fsdp", **over},
+            {"dp": 3, "cp": 2, "optimizer": "fsdp", "order": "dp-cp-tp-ep-pp", **over},
+            {"pp": 2, "dp": 2, "cp": 3, "dp_shard": 1, "optimizer": "fsdp", **over}, {"tp": 4, "cp": 2}])
+
+    def test_rows_over_context_parallel_ranks(self):
+        over = {"shard_over": ["cp"]}
+        self.check_chain(models.Bert(), {"dp": 2, "cp": 3, "optimizer": "fsdp", **over}, [
+            {"dp": 2, "cp": 3, "optimizer": "fsdp"}, {"tp": 2, "cp": 2, "optimizer": "zero1", **over}])
+
+    def test_over_expert_parallel_ranks(self):
+        """Experts are cut over dp, and all else over the expert-parallel ranks that have it too."""
+        over, both = {"shard_over": ["ep"]}, {"shard_over": ["cp", "ep"]}
+        self.check_chain(Mixtral(), {"tp": 2, "dp": 2, "ep": 2, "optimizer": "zero1", **over}, [
+            {"dp": 2, "ep": 4, "optimizer": "fsdp", **over}, {"dp": 2, "ep": 2, "cp": 2, "optimizer": "zero1", **both},
+            {"dp": 2, "ep": 2, "cp": 2, "optimizer": "fsdp", "order": "tp-ep-cp-dp-pp", **both},
+            {"dp": 2, "ep": 2, "optimizer": "fsdp", "order": "tp-cp-dp-ep-pp", **over},
+            {"dp": 4, "ep": 2, "dp_shard": 2, "optimizer": "zero1", **over}, {"pp": 2, "ep": 2}])
+
+    def test_rows_over_expert_parallel_ranks(self):
+        over = {"shard_over": ["ep"]}
+        self.check_chain(Mixtral(), {"ep": 4, "dp": 3, "optimizer": "fsdp", **over}, [
+            {"dp": 2, "ep": 2, "optimizer": "fsdp"}, {"ep": 4, "optimizer": "zero1", **over}])
 
     def test_replicated_and_back(self):
         self.check_chain(models.Gpt2(), {"tp": 2}, [

@@ -68,6 +68,21 @@ TEST(CutReport, ShortRowsOfFsdpAreSaid) {
             R"({"first_dp_rank":4,"last_dp_rank":4,"shape":[0]}])");
 }
 
+TEST(CutReport, WhatNoExpertHasIsCutOverExpertRanksToo) {
+  const Model model = synthetic_model(kSmallMixtral);
+  LayoutSpec spec;
+  spec.sizes = {.dp = 2, .ep = 3};
+  spec.optimizer = OptimizerCut::kFsdp;
+  spec.shard_ep = true;
+  const json::object report = cut_report(model, spec, {"layers.1."}).value();
+  EXPECT_EQ(json::serialize(entry(report, "model.layers.1.input_layernorm.weight")->at("ranks")),
+            R"([{"first_dp_rank":0,"last_dp_rank":5,"shape":[2]}])");
+  EXPECT_EQ(
+      json::serialize(
+          entry(report, "model.layers.1.block_sparse_moe.experts.{0-5}.w1.weight")->at("ranks")),
+      R"([{"first_dp_rank":0,"last_dp_rank":1,"shape":[4,12]}])");
+}
+
 TEST(CutReport, SaysWhatDoesNotFit) {
   const Model model = synthetic_model(kSmallMixtral);
   LayoutSpec three;

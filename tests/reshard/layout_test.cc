@@ -290,8 +290,39 @@ TEST(LayoutSpec, StateMayBeCutOverContextParallelRanksToo) {
   for (const char* name :
        {"tp1-pp1-dp2-cp2-over_cp", "tp1-pp1-dp2-fsdp-over_cp", "tp1-pp1-dp2-cp2-over_cp-fsdp",
         "tp1-pp1-dp2-cp2-fsdp-over_dp", "tp1-pp1-dp2-cp2-fsdp-over_", "tp1-pp1-dp2-cp2-fsdp-over",
-        "tp1-pp1-dp2-cp2-fsdp-over_cp-over_cp", "tp1-pp1-dp2-cp2-fsdp-over_cp_cp"})
+        "tp1-pp1-dp2-cp2-fsdp-over_cp-over_cp", "tp1-pp1-dp2-cp2-fsdp-over_cp_cp",
+        "tp1-pp1-dp2-cp2-fsdp-over_ep", "tp1-pp1-dp2-ep2-cp2-fsdp-over_ep_cp",
+        "tp1-pp1-dp2-ep2-fsdp-over_cp_ep", "tp2-pp1-dp2-ep2-etp1-fsdp-over_ep",
+        "tp4-pp1-dp2-ep2-etp1-fsdp-over_ep"})
     EXPECT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
+}
+
+TEST(LayoutSpec, StateThatEpDoesNotCutMayBeCutOverItsRanks) {
+  const auto read = [](std::string_view name) { return LayoutSpec::from_name(name).value(); };
+  for (const auto& [name, experts, dense] : {
+           std::tuple("tp2-pp1-dp2-ep4-zero1-over_ep", 2u, 8u),
+           {"tp2-pp1-dp2-ep4-cp3-fsdp-over_cp_ep", 6u, 24u},
+           {"tp2-pp1-dp2-ep4-cp3-fsdp-over_ep", 2u, 8u},
+           {"tp1-pp1-dp4-ep2-shard2-fsdp-over_ep", 2u, 4u},
+           {"tp2-pp1-dp3-ep4-etp1-zero1-over_ep", 3u, 6u},
+           {"tp1-pp1-dp3-ep2-etp2-zero1-over_ep", 3u, 12u},
+       }) {
+    const LayoutSpec spec = read(name);
+    EXPECT_EQ(spec.name(), name);
+    EXPECT_EQ(spec.dp_parts(), experts) << name;
+    EXPECT_EQ(spec.dense_parts(), dense) << name;
+    EXPECT_EQ(LayoutSpec::from_json(spec.to_json()).value(), spec);
+  }
+  const std::string sizes = R"({"tp":2,"pp":1,"dp":2,"ep":2,"optimizer":"zero1","shard_over":)";
+  EXPECT_EQ(Layout::parse(sizes + R"(["ep","dp"]})").value().spec.name(),
+            "tp2-pp1-dp2-ep2-zero1-over_ep");
+  EXPECT_EQ(Layout::parse(sizes + R"(["ep","cp"]})").value().spec.name(),
+            "tp2-pp1-dp2-ep2-zero1-over_ep");
+  EXPECT_EQ(Layout::parse(sizes + R"(["ep"],"etp":1})").value().spec.name(),
+            "tp2-pp1-dp2-ep2-etp1-zero1")
+      << "each rank of ep has another part of a tp group's";
+  EXPECT_THAT(layout_error(sizes + R"(["ep"],"dp_shard":1,"order":"tp-dp-ep-cp-pp"})"),
+              HasSubstr("ep must stand before dp"));
 }
 
 TEST(LayoutSpec, ExpertsMayBeCutByTheirOwnTp) {
@@ -374,8 +405,10 @@ LayoutSpec random_spec(std::mt19937_64& random) {
   const uint32_t shard = any(0u, 1u, 2u, 4u);
   if (spec.dp_parts() > 1 && shard < spec.sizes.dp && (shard == 0 || spec.sizes.dp % shard == 0))
     spec.dp_shard = shard;
-  if (spec.sizes.cp > 1 && spec.optimizer != OptimizerCut::kReplicated)
-    spec.shard_cp = random() % 2 == 0;
+  if (spec.optimizer != OptimizerCut::kReplicated) {
+    spec.shard_cp = spec.sizes.cp > 1 && random() % 2 == 0;
+    spec.shard_ep = spec.ep_copies() > 1 && random() % 2 == 0;
+  }
   if (spec.sizes.etp == 0 && random() % 2 == 0) {
     std::vector<std::string> dims = {"tp", "cp", "ep", "dp", "pp"};
     std::shuffle(dims.begin(), dims.end(), random);
@@ -412,17 +445,19 @@ TEST(LayoutSpec, AnyLayoutIsReadBackOfItsName) {
   std::cout << "PTC_SEED=" << seed << "\n";
   std::mt19937_64 random(seed);
   std::map<std::string, LayoutSpec> known;
-  int with_etp = 0, with_cp = 0;
+  int with_etp = 0, with_cp = 0, with_ep = 0;
   for (int i = 0; i < 20000; ++i) {
     const LayoutSpec spec = random_spec(random);
     const std::string name = spec.name();
     if (LayoutSpec::from_json(spec.to_json()).has_error()) {  // ranks do not divide, or are apart
-      ASSERT_TRUE(spec.sizes.etp != 0 || (spec.shard_cp && spec.dp_shard != 0)) << name;
+      ASSERT_TRUE(spec.sizes.etp != 0 || ((spec.shard_cp || spec.shard_ep) && spec.dp_shard != 0))
+          << name;
       ASSERT_FALSE(LayoutSpec::from_name(name).has_value()) << name;
       continue;
     }
     with_etp += spec.sizes.etp != 0;
     with_cp += spec.shard_cp;
+    with_ep += spec.shard_ep;
     ASSERT_EQ(name.find('+'), name.npos);
     const auto again = LayoutSpec::from_name(name);
     ASSERT_TRUE(again.has_value()) << again.error().message();
@@ -437,6 +472,7 @@ TEST(LayoutSpec, AnyLayoutIsReadBackOfItsName) {
   }
   EXPECT_GT(with_etp, 100);
   EXPECT_GT(with_cp, 100);
+  EXPECT_GT(with_ep, 100);
 }
 
 TEST(LayoutSpec, OneLayoutHasOneName) {

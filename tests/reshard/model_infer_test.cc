@@ -412,6 +412,36 @@ std::vector<WrittenRank> said_ranks(const LayoutSpec& spec) {
   return ranks;
 }
 
+TEST(InferOver, RowsOfAllRanksThatShareThemAddUp) {
+  const Model model = synthetic_model(R"({"model_type": "mixtral", "hidden_size": 12,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 8, "vocab_size": 256, "num_local_experts": 4})",
+                                      true);
+  for (const char* name : {"tp2-pp1-dp2-cp2-fsdp-over_cp", "tp2-pp1-dp3-ep2-fsdp-over_ep",
+                           "tp2-pp2-dp3-ep2-zero1-over_ep", "tp1-pp1-dp1-ep4-fsdp-over_ep",
+                           "tp1-pp1-dp2-ep2-cp2-fsdp-over_cp_ep-order_tp_ep_cp_dp_pp"}) {
+    const LayoutSpec spec = LayoutSpec::from_name(name).value();
+    auto ranks = written_ranks(model, spec);
+    const auto inferred = Model::infer(model.rules_ptr(), model.facts(), spec, ranks);
+    ASSERT_TRUE(inferred.has_value()) << name << ": " << inferred.error().message();
+    for (const TensorInfo& found : inferred.value().model.tensors()) {
+      const auto& all = model.tensors();
+      const auto original = std::find_if(all.begin(), all.end(), [&](const TensorInfo& each) {
+        return each.file == found.file && each.name == found.name;
+      });
+      ASSERT_NE(original, all.end()) << name;
+      EXPECT_EQ(found.shape, original->shape) << name << " " << found.name;
+    }
+  }
+  const LayoutSpec spec = LayoutSpec::from_name("tp1-pp1-dp2-cp2-zero1-over_cp").value();
+  auto ranks = written_ranks(model, spec);
+  ranks.erase(ranks.begin() + 3);
+  const auto missing = Model::infer(model.rules_ptr(), model.facts(), spec, ranks);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_THAT(missing.error().message(), HasSubstr("rank 3 (tp rank 0, pp rank 0, ep rank 0, "
+                                                   "dp·cp rank 3)"));
+}
+
 TEST(InferSaid, WhatTheLayoutSaysTooIsItsOwnAndBuffersStayWhole) {
   const LayoutSpec spec{.sizes = {.dp = 2}, .optimizer = OptimizerCut::kFsdp};
   const auto inferred = Model::infer(RuleSet::none(), {}, spec, said_ranks(spec));

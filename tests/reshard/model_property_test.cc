@@ -69,6 +69,11 @@ void expect_as_oracle(const Model& model, const LayoutSpec& spec, const SlowOrac
     const RankCoords rank = spec.coords(rank_of(spec, state));
     ASSERT_EQ(state_of(spec, rank), state);
     for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
+      const uint32_t part = model.dp_part(tensor, spec, state);
+      const StateCoords again = model.with_dp_part(tensor, spec, state, part);
+      ASSERT_EQ(again, state) << model.tensors()[tensor].name;
+    }
+    for (uint32_t tensor = 0; tensor < model.tensors().size(); ++tensor) {
       const TensorInfo& info = model.tensors()[tensor];
       SCOPED_TRACE(fmt::format("{} tp {} pp {} ep {} etp {} dp {}", info.name, state.tp, state.pp,
                                state.ep, state.etp, state.dp));
@@ -111,8 +116,9 @@ void expect_ranks_as_oracle(const LayoutSpec& spec) {
     }
     const StateCoords state = state_of(spec, at);
     if (spec.dp_parts() > 1) {
-      ASSERT_EQ(state.dp, SlowOracle::share_of(spec, at).before) << rank;
-      ASSERT_EQ(spec.dp_parts(), SlowOracle::share_of(spec, at).ranks) << rank;
+      ASSERT_EQ(state.dp, SlowOracle::share_of(spec, at, true).before) << rank;
+      ASSERT_EQ(spec.dp_parts(), SlowOracle::share_of(spec, at, true).ranks) << rank;
+      ASSERT_EQ(spec.dense_parts(), SlowOracle::share_of(spec, at, false).ranks) << rank;
     }
     ASSERT_EQ(state_at(spec, state_index(spec, state)), state) << rank;
     seen[state_index(spec, state)] = true;

@@ -458,5 +458,40 @@ TEST_F(PlacementTest, WhatIsSuperfluousIsFoundWithOneLookAtEachImage) {
   EXPECT_LT(seconds() - before, 5);
 }
 
+TEST(StateKey, LayoutsOfWhichTheStatesAreTheSameHaveOne) {
+  const Model model = testing::synthetic_model(R"({"model_type": "mixtral", "hidden_size": 12,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 8, "vocab_size": 256, "num_local_experts": 4})");
+  const auto held = [&](const LayoutSpec& spec) {
+    std::vector<SubTensor> parts;
+    for (uint32_t state = 0; state < state_count(spec); ++state) {
+      const std::vector<Model::Held> all = model.hold(spec, state_at(spec, state)).value();
+      for (const Model::Held& each : all) parts.push_back(*each.part);
+    }
+    return parts;
+  };
+  std::vector<LayoutSpec> specs;
+  for (const char* name :
+       {"tp1-pp1-dp4-ep2-fsdp", "tp1-pp1-dp2-ep2-cp2-fsdp-over_cp", "tp1-pp1-dp4-ep2-fsdp-over_ep",
+        "tp1-pp1-dp4-ep2-cp2-fsdp-over_ep", "tp1-pp1-dp8-ep2-shard4-fsdp-over_ep",
+        "tp1-pp1-dp2-ep2-cp2-fsdp-over_cp_ep",
+        "tp1-pp1-dp2-ep2-cp2-fsdp-over_cp_ep-order_tp_ep_cp_dp_pp",
+        "tp1-pp1-dp4-ep2-fsdp-over_ep-order_tp_dp_ep_cp_pp", "tp1-pp1-dp2-ep2-cp2-fsdp-over_ep",
+        "tp1-pp1-dp2-ep2-cp2-fsdp-over_cp_ep-order_tp_dp_cp_ep_pp",
+        "tp1-pp1-dp2-ep2-etp2-fsdp-over_ep", "tp1-pp1-dp1-ep2-etp2-cp2-fsdp-over_cp_ep"})
+    specs.push_back(LayoutSpec::from_name(name).value());
+  specs.push_back(specs[2]);
+  specs.back().optimizer = OptimizerCut::kReplicated;  // as Megatron's trees are made
+  specs.push_back({.sizes = specs.back().sizes});
+  size_t same = 0;
+  for (const LayoutSpec& a : specs)
+    for (const LayoutSpec& b : specs) {
+      const bool equal = state_key(a) == state_key(b);
+      EXPECT_EQ(equal, held(a) == held(b)) << a.name() << " and " << b.name();
+      same += equal;
+    }
+  EXPECT_GT(same, specs.size() + 6);
+}
+
 }  // namespace
 }  // namespace ptc

@@ -200,8 +200,11 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
       else if (one_in(random, 2)) sizes.dp = sizes.tp / std::gcd(sizes.tp, sizes.etp * sizes.ep);
     }
     if (sizes.world_size() > max_ranks) continue;
-    if (sizes.etp == 0 && one_in(random, 3))
-      spec.order = RankOrder::parse("pp-dp-tp-ep-cp").value();
+    if (sizes.etp == 0 && one_in(random, 2)) {
+      std::vector<std::string> order = {"tp", "cp", "ep", "dp", "pp"};
+      std::shuffle(order.begin(), order.end(), random);
+      spec.order = RankOrder::parse(fmt::format("{}", fmt::join(order, "-"))).value();
+    }
     if (sizes.pp > 1 && 2 * sizes.pp <= layers && one_in(random, 3))
       spec.vpp = static_cast<uint32_t>(between(random, 2, layers / sizes.pp));
     if (sizes.pp > 1 && sizes.pp <= layers && one_in(random, 2)) {
@@ -218,6 +221,8 @@ LayoutSpec random_layout(std::mt19937_64& random, const RandomModel& model, cons
     for (uint32_t parts = 1; cut && parts < sizes.dp; ++parts)
       if (sizes.dp % parts == 0 && one_in(random, 3)) spec.dp_shard = parts;
     spec.shard_cp = cut && sizes.cp > 1 && one_in(random, 2);
+    const bool divides = sizes.etp == 0 || sizes.etp * sizes.ep % sizes.tp == 0;
+    spec.shard_ep = cut && divides && spec.ep_copies() > 1 && one_in(random, 2);
     if (LayoutSpec::from_json(spec.to_json()).has_error()) continue;  // ranks do not divide
     const Result<> fits = bound.check(spec);
     if (fits.has_value()) return spec;

@@ -2,7 +2,6 @@
 
 #include <initializer_list>
 #include <string_view>
-#include <tuple>
 
 namespace ptc::testing {
 namespace {
@@ -98,7 +97,8 @@ RankCoords SlowOracle::place(const LayoutSpec& spec, uint64_t global_rank) {
   return at;
 }
 
-SlowOracle::Share SlowOracle::share_of(const LayoutSpec& spec, const RankCoords& rank) {
+SlowOracle::Share SlowOracle::share_of(const LayoutSpec& spec, const RankCoords& rank,
+                                       bool experts) {
   thread_local LayoutSpec of;
   thread_local std::vector<RankCoords> places;  // by global rank
   if (places.empty() || !(of == spec)) {
@@ -109,9 +109,10 @@ SlowOracle::Share SlowOracle::share_of(const LayoutSpec& spec, const RankCoords&
   const uint32_t neighbours = spec.dp_shard != 0 ? spec.dp_shard : spec.sizes.dp;
   Share share;
   for (const RankCoords& at : places) {
-    const bool same_tensors =
-        std::tie(at.pp, at.tp, at.ep, at.etp) == std::tie(rank.pp, rank.tp, rank.ep, rank.etp);
-    if (!same_tensors || at.dp / neighbours != rank.dp / neighbours) continue;
+    if (at.pp != rank.pp || at.tp != rank.tp) continue;
+    const bool same_experts = at.ep == rank.ep && at.etp == rank.etp;
+    if (!same_experts && (experts || !spec.shard_ep)) continue;
+    if (at.dp / neighbours != rank.dp / neighbours) continue;
     if (!spec.shard_cp && at.cp != rank.cp) continue;
     if (at == rank) share.before = share.ranks;
     ++share.ranks;
@@ -340,7 +341,7 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
 
   // Deal rows (FSDP) or elements (ZeRO-1) out, the same number to each dp rank until none is left.
   // With hybrid sharding to the first so many, and the same to the next.
-  const auto [dp, ranks] = share_of(spec, rank);
+  const auto [dp, ranks] = share_of(spec, rank, expert || is_stacked_experts(parameter));
   if (spec.optimizer == OptimizerCut::kZero1 && moment) {
     uint64_t each = 0;
     while (each * ranks < held.elements.size()) ++each;

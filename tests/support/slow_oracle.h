@@ -30,12 +30,12 @@ class SlowOracle {
   /// Where Megatron-Core puts a rank, by its order tp-cp-ep-dp-pp: one count for experts, and one
   /// for all else.
   static RankCoords place(const LayoutSpec& spec, uint64_t global_rank);
-  /// Among how many ranks state is dealt out that is cut over dp, and how many of these come before
-  /// `rank`, by their global ranks.
+  /// Among how many ranks state is dealt out that is cut over dp, of experts or of all else, and
+  /// how many of these come before `rank`, by their global ranks.
   struct Share {
     uint64_t before = 0, ranks = 0;
   };
-  static Share share_of(const LayoutSpec& spec, const RankCoords& rank);
+  static Share share_of(const LayoutSpec& spec, const RankCoords& rank, bool experts);
   /// nullopt: the rank does not hold the tensor. Names of optimizer state are those that
   /// optimizer_tensors() makes.
   std::optional<Held> held(const std::string& name, const Shape& shape, const LayoutSpec& spec,

@@ -138,7 +138,7 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->check(whole_number(0, kMaxWorldSize))
       ->group(group);
   app.add_option("--shard-over", edit.shard_over, "ranks over which it is cut too; dp: no others")
-      ->type_name("cp|dp")
+      ->type_name("cp|ep|cp,ep|dp")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->group(group);
