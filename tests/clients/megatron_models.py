@@ -1,6 +1,6 @@
 """One rank of a model of Megatron-Core's on the CPU, saved as Megatron-LM saves with `--ckpt-format torch`, without an optimizer. What
 of the whole each parameter is, its modules say themselves (sharded_state_dict), and the whole's numbers depend on its name alone. Run
-by test_megatron_core.py: megatron_models.py KIND TOP TP PP, with torchrun's variables."""
+by test_megatron_core.py: megatron_models.py KIND TOP TP PP [EP ETP VPP], with torchrun's variables."""
 import argparse
 import os
 import sys
@@ -19,40 +19,47 @@ from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.T5.t5_spec import get_t5_decoder_with_local_block_spec, get_t5_encoder_with_local_block_spec  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
-LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCAB, LENGTH = 2, 16, 4, 2, 24, 256, 12
+HIDDEN, HEADS, GROUPS, FFN, VOCAB, LENGTH, EXPERTS = 16, 4, 2, 24, 512, 12, 4
 
 
-def build(kind, tp, pp):
-    """The model, and what Megatron-LM's args would say of it."""
-    gated = kind == "mtp"
+def build(kind, tp, pp, ep=1, etp=None, vpp=None, chunk=None):
+    """The model, or one stretch of a stage's layers, and what Megatron-LM's args would say of it."""
+    gated, experts, layers = kind in ("mtp", "experts"), kind == "experts", 4 if kind in ("experts", "stretches") else 2
     options = {"softmax_type": "learnable"} if kind == "sinks" else {}
     if gated:
         options = {"num_query_groups": GROUPS, "gated_linear_unit": True, "add_bias_linear": False, "normalization": "RMSNorm",
-                   "mtp_num_layers": 2}
+                   **({"mtp_num_layers": 2} if kind == "mtp" else {})}
+    if experts:
+        options.update(num_moe_experts=EXPERTS, moe_ffn_hidden_size=FFN, moe_router_topk=2, expert_model_parallel_size=ep,
+                       expert_tensor_parallel_size=etp or tp)
+    if vpp:
+        options["virtual_pipeline_model_parallel_size"] = vpp
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, use_cpu_initialization=True,
+        num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS, ffn_hidden_size=FFN, use_cpu_initialization=True,
         pipeline_dtype=torch.float32, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, gradient_accumulation_fusion=False,
         bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False, **options)
-    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+    first, last = (is_there(**({"ignore_virtual": False, "vp_stage": chunk} if vpp else {})) for is_there in (
+        parallel_state.is_pipeline_first_stage, parallel_state.is_pipeline_last_stage))
     common = {"config": config, "vocab_size": VOCAB, "max_sequence_length": LENGTH, "pre_process": first, "post_process": last}
     if kind == "bert":
         model = BertModel(transformer_layer_spec=bert_layer_local_spec, num_tokentypes=2, add_binary_head=True,
                           share_embeddings_and_output_weights=True, **common)
     elif kind.startswith("t5"):
         places = "relative" if kind == "t5-relative" else "learned_absolute"
-        model = T5Model(encoder_config=config, transformer_encoder_layer_spec=get_t5_encoder_with_local_block_spec(LAYERS),
-                        transformer_decoder_layer_spec=get_t5_decoder_with_local_block_spec(LAYERS), position_embedding_type=places,
+        model = T5Model(encoder_config=config, transformer_encoder_layer_spec=get_t5_encoder_with_local_block_spec(layers),
+                        transformer_decoder_layer_spec=get_t5_decoder_with_local_block_spec(layers), position_embedding_type=places,
                         relative_attention_num_buckets=8, relative_attention_max_distance=16, **common)
     else:
-        spec = get_gpt_layer_local_spec(None, False, **({"normalization": "RMSNorm"} if gated else {}))
-        further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if gated and last else None
+        spec = get_gpt_layer_local_spec(EXPERTS if experts else None, False, **({"normalization": "RMSNorm"} if gated else {}))
+        further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if kind == "mtp" and last else None
         model = GPTModel(transformer_layer_spec=spec, mtp_block_spec=further, share_embeddings_and_output_weights=False,
-                         position_embedding_type="learned_absolute", **common)
+                         position_embedding_type="learned_absolute", **common, **({"vp_stage": chunk} if vpp else {}))
     return model, argparse.Namespace(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS if gated else None,
+        num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=GROUPS if gated else None,
         group_query_attention=gated, swiglu=gated, vocab_size=VOCAB, padded_vocab_size=VOCAB,
         untie_embeddings_and_output_weights=kind != "bert", tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=None)
+        pipeline_model_parallel_size=pp, virtual_pipeline_model_parallel_size=vpp, num_experts=EXPERTS if experts else None,
+        expert_model_parallel_size=ep, expert_tensor_parallel_size=etp or tp)
 
 
 def shards(state):
@@ -78,16 +85,23 @@ def fill(model):
             shard.data.copy_(part)
 
 
-def main(kind, top, tp, pp):
+def main(kind, top, tp, pp, ep=1, etp=0, vpp=0):
+    tp, pp, ep, etp, vpp = int(tp), int(pp), int(ep), int(etp) or None, int(vpp) or None
     torch.distributed.init_process_group("gloo")
-    parallel_state.initialize_model_parallel(int(tp), int(pp))
-    model, arguments = build(kind, int(tp), int(pp))
-    fill(model)
-    tp_rank, pp_rank = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
-    path = os.path.join(top, "iter_0000100", f"mp_rank_{tp_rank:02d}" + (f"_{pp_rank:03d}" if int(pp) > 1 else ""))
-    os.makedirs(path)
-    torch.save({"args": arguments, "checkpoint_version": 3.0, "iteration": 100, "model": model.state_dict_for_save_checkpoint()},
-               path + "/model_optim_rng.pt")
+    parallel_state.initialize_model_parallel(tp, pp, vpp, expert_model_parallel_size=ep, expert_tensor_parallel_size=etp)
+    state = {"checkpoint_version": 3.0, "iteration": 100}
+    for chunk in range(vpp or 1):
+        if vpp:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        model, state["args"] = build(kind, tp, pp, ep, etp, vpp, chunk)
+        fill(model)
+        state[f"model{chunk}" if vpp else "model"] = model.state_dict_for_save_checkpoint()
+    ranks = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+    path = os.path.join(top, "iter_0000100", f"mp_rank_{ranks[0]:02d}" + (f"_{ranks[1]:03d}" if pp > 1 else "") +
+                        (f"_{parallel_state.get_expert_model_parallel_rank():03d}" if ep > 1 else ""))
+    if parallel_state.get_expert_data_parallel_rank() == 0 if ep > 1 else parallel_state.get_data_parallel_rank() == 0:
+        os.makedirs(path)
+        torch.save(state, path + "/model_optim_rng.pt")
     torch.distributed.barrier()
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,10 @@ torch = mount.require("torch")
 if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
     mount.skip("Python has no megatron.core here (build/venv/bin/pip install megatron-core==0.16.1)")
 
+from safetensors.torch import load_file, save_file  # noqa: E402  pylint: disable=wrong-import-position
+
 HERE = os.path.dirname(os.path.abspath(__file__))
+EXPERTS = 4
 
 TORCH_DIST = """
 import multiprocessing, os, sys
@@ -196,6 +200,50 @@ class MegatronCore(mount.TestCase):
             if kind == "t5":
                 self.assertEqual(mount.error_of(lambda: job.save_layout(pp=2)), "EINVAL")  # pylint: disable=cell-var-from-loop
                 self.assertIn("cannot be cut under pp = 2", job.error())
+
+    def test_experts_and_stretches(self):
+        """Experts under tp, under a tp of their own, and stages of several stretches: ranks have what Megatron's own modules have."""
+        grids = {"experts": {"tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1-ep2": (2, 1, 2), "tp1-pp2-dp1-ep2": (1, 2, 2), "tp2-pp2-dp1": (2, 2),
+                             "tp2-pp1-dp1-ep2-etp1": (2, 1, 2, 1), "tp4-pp1-dp1-ep2-etp2": (4, 1, 2, 2)},
+                 "stretches": {"tp1-pp2-dp1-vpp2": (1, 2, 1, 0, 2), "tp1-pp1-dp1": (1, 1), "tp2-pp2-dp1-vpp2": (2, 2, 1, 0, 2), "tp2-pp1-dp1": (2, 1)}}
+        for kind, layouts in grids.items():
+            trees = {layout: self.temporary(f"{kind}-{layout}") for layout in layouts}
+            for layout, (tp, pp, *more) in layouts.items():
+                ep, etp, _ = (*more, *(1, 0, 0)[len(more):])
+                self.run_ranks((tp if etp else tp * ep if ep > 1 else tp) * pp, os.path.join(HERE, "megatron_models.py"), kind, trees[layout],
+                               *map(str, layouts[layout]))
+            job = self.mount.job(kind)
+            self.mount.ptc("import", kind, trees[next(iter(layouts))], "--name", "base")
+            for layout, top in trees.items():
+                written = sorted(os.listdir(top + "/iter_0000100"))
+                if "etp" in layout:  # which Megatron's own trees are not cut to
+                    self.expect_experts_apart(layout, *layouts[layout], self.load(trees["tp1-pp1-dp1"] + "/iter_0000100/mp_rank_00/model_optim_rng.pt"), top)
+                    continue
+                at = job.checkpoint("base", "layouts", layout, "megatron", "iter_0000100")
+                self.assertEqual(sorted(os.listdir(at)), written, layout)
+                for rank in written:
+                    found, wanted = (self.load(f"{one}/{rank}/model_optim_rng.pt") for one in (at, top + "/iter_0000100"))
+                    for model in [key for key in wanted if key.startswith("model")]:
+                        self.expect_same(*({name: value for name, value in one[model].items() if value is not None} for one in (found, wanted)),
+                                         f"{kind} {layout} {rank} {model}")
+
+    def expect_experts_apart(self, layout, tp, pp, ep, etp, whole, top):
+        """Of the same model in safetensors, whose experts count on through ranks."""
+        name, each = "apart-" + layout, EXPERTS // ep
+        job = self.mount.job(name)
+        config = {"model_type": "megatron", "num_layers": 4, "num_attention_heads": 4, "num_query_groups": 2, "num_moe_experts": EXPERTS,
+                  "gated_linear_unit": True}
+        models.write_file(job.incoming("base") + "/rank/0/config.json", json.dumps(config))
+        tensors = {key: value for key, value in whole["model"].items() if value is not None}
+        save_file(tensors, job.incoming("base") + "/rank/0/model.safetensors")
+        job.commit("base")
+        for rank in range(tp * pp):
+            ep_rank = rank // etp
+            found = load_file(job.rank_file("base", layout, rank))
+            wanted = self.load(f"{top}/iter_0000100/mp_rank_{rank:02d}_{ep_rank:03d}/model_optim_rng.pt")["model"]
+            wanted = {re.sub(r"(?<=local_experts\.)\d+", lambda number: str(int(number[0]) + ep_rank * each), key): value  # pylint: disable=cell-var-from-loop
+                      for key, value in wanted.items() if value is not None}
+            self.expect_same(found, wanted, f"{layout} rank {rank}")
 
     def test_torch_dist(self):
         """What its own distributed checkpointing wrote is dcp.save's, with more beside."""
