@@ -1,5 +1,6 @@
 #include "fs/tree/whiteouts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "store/base/mutex.h"
@@ -51,7 +52,9 @@ std::chrono::duration<double> Whiteouts::none_comes_back_for() const {
   if (!some_) return kForever;
   MutexLock lock(mutex_);
   expire();
-  if (paths_.empty()) return kForever;
+  const bool can =
+      std::any_of(paths_.begin(), paths_.end(), [](const auto& path) { return path.second; });
+  if (!can) return kForever;
   return kRestoreAfter - (std::chrono::steady_clock::now() - last_hidden_);
 }
 

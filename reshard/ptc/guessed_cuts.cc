@@ -118,12 +118,18 @@ TensorKind kind_of(const NamedShape& parameters) {
     const std::string component = names.substr(begin, end - begin);
     const bool several = component.size() > 2 && component.front() == '{';
     std::string word = component, one = component;
-    if (several) one = component.substr(1, component.find_first_of("-,}") - 1);
-    if (several ? all_digits(one) : all_digits(component)) {
+    if (several) {
+      const std::string first = component.substr(1, component.find_first_of("-,}") - 1);
+      if (all_digits(first)) one = first;
+    }
+    if (all_digits(one)) {
       word = "*";
       if (before == "experts" && !kind.in_expert) kind.in_expert = true, word = "{expert}";
       else if (among(before, kLayers) && !kind.in_layer) kind.in_layer = true, word = "{layer}";
     }
+    // Braces that are a name's own have no place in a pattern.
+    if (!several && component.find_first_of("{}") != component.npos && word == component)
+      word = "*";
     const std::string dot = kind.name.empty() ? "" : ".";
     kind.container = kind.pattern;
     kind.name += dot + one;

@@ -224,9 +224,8 @@ Result<> write_exactly(int fd, std::span<const std::span<const std::byte>> piece
 Result<std::string> read_text_file(int dir_fd, const std::string& path, size_t limit,
                                    FileKind kind) {
   // Not blocking: the name may turn out to be a pipe's.
-  PTC_TRY(auto fd,
-          open_file(dir_fd, path,
-                    kind == FileKind::kOwn ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK : O_RDONLY));
+  PTC_TRY(auto fd, open_file(dir_fd, path,
+                             O_RDONLY | O_NONBLOCK | (kind == FileKind::kOwn ? O_NOFOLLOW : 0)));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "fstat of " + path);
   if (kind == FileKind::kOwn && !S_ISREG(info.st_mode))

@@ -1,4 +1,5 @@
 """tools/python: what becomes of saves that something comes between, on a real mount."""
+import fcntl
 import os
 import signal
 import statistics
@@ -189,6 +190,32 @@ ptc.save({f"l.{i}.w": torch.ones(1 << 20) for i in range(4)}, sys.argv[2])
                         ptc.commit(job.incoming(left))
         job.save({"model": {"w": torch.ones(4)}}, "a")
         self.assertEqual(ptc.load(job.path)["model"]["w"].tolist(), [1, 1, 1, 1])
+
+    def test_names_of_ones_own_are_no_saves(self):
+        """However they end: a date's digits are no mark."""
+        job = ptc.Job.create(self.mount.path + "/dated")
+        job.save({"w": torch.ones(2)}, "run")
+        ptc.save({"w": torch.zeros(2)}, job.incoming("run~20250101"))
+        self.assertEqual(ptc.commit(job.incoming("run~20250101")), job.file("checkpoints", "run~20250101"))
+        ptc.save({"w": torch.zeros(2)}, job.incoming("night~20250103"))
+        job.save({"w": torch.ones(2)}, "night")
+        ptc.commit(job.incoming("night~20250103"))
+        self.assertEqual(sorted(job.checkpoints()), ["night", "night~20250103", "run", "run~20250101"])
+        self.assertEqual(ptc.load(job.file("checkpoints/run/layouts/tp1-pp1-dp1"))["w"].tolist(), [1, 1])
+        with self.assertRaisesRegex(ValueError, "at most 229 bytes"):
+            job.save({"w": torch.ones(2)}, "n" * 230)
+        job.save({"w": torch.ones(2)}, "n" * 229)
+
+    def test_a_lock_on_incoming_stops_nobody(self):
+        """Whoever may read it can lock it."""
+        job = ptc.Job.create(self.mount.path + "/locked")
+        other = os.open(job.file("incoming"), os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            job.save({"w": torch.ones(2)}, "a")
+        finally:
+            os.close(other)
+        self.assertEqual(job.checkpoints(), ["a"])
 
     def requests(self, operation):
         key = "ptcfs_requests_total", (("operation", operation),)

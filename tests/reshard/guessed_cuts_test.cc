@@ -123,6 +123,15 @@ TEST(GuessedCuts, ThePlanComesFirst) {
   EXPECT_EQ(guess("", {"model.layers.0.remixer.a.weight", {8, 4}}, plan).why, "whole on each rank");
 }
 
+TEST(GuessedCuts, BracesOfANameAreNoPattern) {
+  const SuggestedRules suggested =
+      suggested_rules({{"layers.0.{odd.weight", {4, 4}}, {"a}b", {2}}}, ModelHints());
+  const auto rules = RuleSet::parse(json::serialize(suggested.text));
+  ASSERT_TRUE(rules.has_value()) << rules.error().message();
+  for (const char* name : {"layers.0.{odd.weight", "a}b"})
+    EXPECT_TRUE(rules.value()->find(name).has_value()) << name;
+}
+
 TEST(GuessedCuts, ABiasIsCutAsItsWeight) {
   const std::vector<TensorKind> kinds{
       kind_of({"layers.0.fc1.weight", {8, 4}}), kind_of({"layers.0.fc1.bias", {8}}),

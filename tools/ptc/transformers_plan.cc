@@ -24,7 +24,8 @@ constexpr size_t kMaxAnswer = 1 << 20;
 
 // The current directory is not looked for modules: it may be anybody's.
 constexpr const char* kQuestion = R"PY(import sys
-sys.path = [path for path in sys.path if path not in ("", ".")]
+import os
+sys.path = [path for path in sys.path if path not in ("", ".", os.getcwd())]
 import json
 try:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -304,15 +304,15 @@ class Job:
         return self.file("incoming", checkpoint_name(name))
 
     def begin(self, name: str, overwrite: bool = False) -> str:
-        """A new directory in incoming/, <name>~<8 hex>, for one save of a checkpoint of that name: the same on all ranks,
-        and there on rank 0's node. `commit` of it makes checkpoints/<name>. Collective.
+        """A new directory in incoming/, <name>.ptc-save-<16 hex>, for one save of a checkpoint of that name: the same on all
+        ranks, and there on their nodes. `commit` of it makes checkpoints/<name>. Collective.
 
         As no other save has had that directory, nothing of an older one, on whatever node, goes into the checkpoint. What
         attempts of that name that were broken off left on the ranks' nodes is removed. What this process still saves of
         that name in the background ends before. Until a `commit` ends, well or not, or this process does, the name
         is these processes' own. Errors, the same on all ranks, before anything is written or removed: CommitError (there is
-        such a checkpoint, and it is not to be replaced: no `overwrite`, or it is pinned; another process of this machine
-        saves that name), ValueError (`checkpoint_name`); OSError.
+        such a checkpoint, and it is not to be replaced: no `overwrite`, or it is pinned; another process of one of these
+        machines saves that name), ValueError (`checkpoint_name`); OSError.
         """
         processes = group.prepare()
         self.wait_for(name)
@@ -321,6 +321,8 @@ class Job:
             def clear() -> str:
                 where = self.incoming(own)
                 self.remove_older(own)
+                with contextlib.suppress(CommitError):  # another of these ranks has it on this node
+                    owner.claim(where)
                 return where
             return processes.each(clear, f"{name} was not begun, for another rank could not", here=True)
         except BaseException:

@@ -17,14 +17,22 @@ from typing import Dict, Iterator
 
 from .errors import CommitError
 
-_OWN = re.compile(r"(.+)~[0-9a-f]{8}", re.DOTALL)
+_MARK = ".ptc-save-"  # which nobody gives a checkpoint of his own
+_OWN = re.compile(re.escape(_MARK).join((r"(.+)", r"[0-9a-f]{16}")), re.DOTALL)
+_LONGEST = 255 - len(_MARK) - 16
+_ALONE_WITHIN = 5.0
 _held: Dict[str, int] = {}  # directory → its descriptor; guarded by _lock
 _lock = threading.Lock()
 
 
 def staged_name(name: str) -> str:
-    """A directory of incoming/ for one save alone of a checkpoint of that name: nothing older can be in it, on any node."""
-    return f"{name}~{secrets.token_hex(4)}"
+    """A directory of incoming/ for one save alone of a checkpoint of that name: nothing older can be in it, on any node.
+    ValueError: the name is too long for that.
+    """
+    if len(os.fsencode(name)) > _LONGEST:
+        raise ValueError(f"a checkpoint that is saved so has a name of at most {_LONGEST} bytes, for it has another, longer one until "
+                         f"it is whole; this is {len(os.fsencode(name))}: {name}")
+    return f"{name}{_MARK}{secrets.token_hex(8)}"
 
 
 def is_staged_name(directory: str) -> bool:
@@ -89,6 +97,7 @@ def check_free(directory: str) -> None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which other ranks that look may have, too
+        fcntl.flock(file, fcntl.LOCK_UN)  # also of children that have inherited it
     except BlockingIOError:
         raise CommitError(f"{_name(key)} is being saved by {_who(file)}") from None
     except OSError:
@@ -99,12 +108,27 @@ def check_free(directory: str) -> None:
 
 @contextlib.contextmanager
 def alone(directory: str) -> Iterator[None]:
-    """One process of this machine at a time, for a moment."""
+    """One process of this machine at a time, for a moment: so two that begin at once see each other. Whoever may read the
+    directory can lock it, too. So nobody waits for that lock for ever, and without it all goes on.
+    """
     file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # no locks here
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        end = time.monotonic() + _ALONE_WITHIN
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.01)
+            except OSError:  # no locks here
+                break
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # also of children that have inherited it
     finally:
         os.close(file)
 

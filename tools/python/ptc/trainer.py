@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from concurrent.futures import Future
-from typing import Any, List, Optional, Union
+from typing import Any, Dict, List, Optional, Union
 
 from transformers import TrainerCallback
 
@@ -45,22 +45,23 @@ class Callback(TrainerCallback):
     def __init__(self, job: Union[str, os.PathLike, Job], *, overwrite: bool = False) -> None:
         self.job = job if isinstance(job, Job) else Job(job)
         self.overwrite = overwrite
-        self._links: "List[tempfile.TemporaryDirectory[str]]" = []
+        self._links: "Dict[str, tempfile.TemporaryDirectory[str]]" = {}  # by checkpoint; until this process ends
 
     @property
     def latest(self) -> Optional[str]:
         """For trainer.train(resume_from_checkpoint=…): the checkpoint-<step> of most steps, as one rank has it; of
-        FSDP's sharded state, and of DeepSpeed's (with "load_universal"),
-        for any number of ranks. None: the job has none of that name, whatever else it has. All
-        ranks ask, and get the same.
+        FSDP's sharded state, and of DeepSpeed's (with "load_universal"), for any number of ranks. None: the job has none
+        of that name, whatever else it has. All ranks ask, and get the same; of DeepSpeed's each a directory of links.
         """
         def newest() -> Optional[str]:
             name = max(self._names(), key=_steps, default=None)
             return None if name is None else os.path.relpath(self._place(name), self.job.path)
-        found = group.prepare().together(newest, here=True)
+        processes = group.prepare()
+        found = processes.together(newest, here=True)
         if found is None:
             return None
-        return self._of_deepspeed(found.split(os.sep)[1]) or self.job.file(found)
+        name = found.split(os.sep)[1]
+        return processes.each(lambda: self._of_deepspeed(name) or self.job.file(found), f"{name} cannot be read by another rank", here=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the Trainer writes anything: whether the checkpoint's name is free."""
@@ -105,8 +106,9 @@ class Callback(TrainerCallback):
         alone = self._alone(name)
         if not any(map(_DEEPSPEED.match, os.listdir(alone))):
             return None
+        if name in self._links:
+            return self._links[name].name
         links = tempfile.TemporaryDirectory(prefix=f"{name}-")
-        self._links.append(links)  # until this process ends
         universal = os.path.join(os.path.dirname(os.path.dirname(alone)), "deepspeed")
         for top in (universal, alone):
             for file in os.listdir(top):
@@ -115,6 +117,7 @@ class Callback(TrainerCallback):
                     continue
                 if not os.path.lexists(link):
                     os.symlink(os.path.join(top, file), link)
+        self._links[name] = links
         return links.name
 
     def _names(self) -> List[str]:
