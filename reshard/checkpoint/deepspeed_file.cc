@@ -401,6 +401,8 @@ Result<UniversalState> UniversalState::read(const ReadAt& read, uint64_t file_by
       return unknown_tensor(tensor.name);
     PTC_TRY(state.array, flat_array(tensor));
     state.shape = tensor.shape;
+    if (!path.empty() || state.array->elements != 1) continue;
+    PTC_TRY(state.number, save_one_tensor(read, tensor));
   }
   SavedValues taker(file, file_bytes);
   for (const TorchLiteral& literal : file.literals()) {

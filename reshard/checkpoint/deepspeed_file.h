@@ -77,6 +77,7 @@ struct DeepSpeedModel {
 struct UniversalState {
   std::optional<FlatArray> array;  // nullopt: a value, as the number of steps may be
   Shape shape;
+  std::string number;      // the array as an archive, where it is one element and alone
   DeepSpeedValues values;  // what is beside it, or all
 
   /// kInvalidArgument: it has more tensors than one, or one that is not contiguous.

@@ -2,8 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "reshard/checkpoint/checkpoint.h"
 #include "reshard/checkpoint/deepspeed_folder.h"
@@ -23,6 +27,49 @@ constexpr std::string_view kUniversalOptimizer = "/zero/optimizer_state.pt";
 std::string last_component(std::string_view path) {
   if (path.ends_with('/')) path.remove_suffix(1);
   return std::string(path.substr(path.rfind('/') + 1));
+}
+
+/// What a universal folder has of its own.
+struct KeptOfDeepSpeed {
+  std::string tag;
+  std::vector<std::pair<std::string, uint32_t>> models;  // by name below the tag
+  std::optional<uint32_t> optimizer;
+};
+
+/// Of `others`, files that are kept as they were. intake/deepspeed_reader.cc took the folder's name
+/// from what it has read. So where there is such a file, one with a folder may be another save's.
+KeptOfDeepSpeed kept_of_deepspeed(const Manifest& manifest, const std::vector<uint32_t>& others) {
+  bool has_model = false, has_flat = false;  // that were read
+  for (const WrittenFile& file : manifest.files) {
+    const auto said = deepspeed_name(file.path);
+    const bool has_folder = !said || !said->folder.empty();
+    has_flat = has_flat || (!has_folder && said->kind == DeepSpeedName::Kind::kZero);
+    has_model = has_model || file.path == kDeepSpeedModel ||
+                (!has_folder && (said->kind == DeepSpeedName::Kind::kModel ||
+                                 said->kind == DeepSpeedName::Kind::kZeroModel));
+  }
+  KeptOfDeepSpeed kept;
+  std::map<std::string, std::vector<std::pair<std::string, uint32_t>>> models;  // by folder
+  std::map<std::string, uint32_t> optimizers;
+  for (const uint32_t file : others) {
+    const std::string& path = manifest.files[file].path;
+    const auto said = deepspeed_name(path);
+    if (said && said->kind == DeepSpeedName::Kind::kModel)
+      models[std::string(said->folder)].emplace_back(path.substr(said->folder.size()), file);
+    if (path == kDeepSpeedModel) models[""].emplace_back("mp_rank_00_model_states.pt", file);
+    if (("/" + path).ends_with(kUniversalOptimizer))
+      optimizers.emplace(path.substr(0, path.size() + 1 - kUniversalOptimizer.size()), file);
+  }
+  // Of several folders nobody says here which counts.
+  const auto take = [&](auto& all, bool read, auto& taken) {
+    const auto found = read || all.contains("") ? all.find("") : all.begin();
+    if (found == all.end() || (found->first != "" && all.size() > 1)) return;
+    taken = found->second;
+    if (found->first != "") kept.tag = last_component(found->first);
+  };
+  take(models, has_model, kept.models);
+  take(optimizers, has_flat, kept.optimizer);
+  return kept;
 }
 
 }  // namespace
@@ -63,23 +110,8 @@ Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
   return cached(set_key, [&]() -> Result<FileSetRef> {
     auto set = std::make_shared<DescribedSet>(set_key, shared_from_this());
     const ReadRights& rights = rights_of_all();
-    // What a universal folder has of its own, by name below the tag.
-    std::string tag;
-    std::vector<std::pair<std::string, uint32_t>> models;
-    std::optional<uint32_t> optimizer;
-    for (const uint32_t file : other_files(RankCoords())) {
-      const std::string& path = manifest().files[file].path;
-      const auto said = deepspeed_name(path);
-      if (said && said->kind == DeepSpeedName::Kind::kModel) {
-        models.emplace_back(path.substr(said->folder.size()), file);
-        if (!said->folder.empty()) tag = last_component(said->folder);
-      }
-      if (path == kDeepSpeedModel) models.emplace_back("mp_rank_00_model_states.pt", file);
-      if (!("/" + path).ends_with(kUniversalOptimizer)) continue;
-      optimizer = file;
-      tag = last_component(
-          path.substr(0, path.size() - std::min(path.size(), kUniversalOptimizer.size())));
-    }
+    const KeptOfDeepSpeed kept = kept_of_deepspeed(manifest(), other_files(RankCoords()));
+    const auto& models = kept.models;
     std::shared_ptr<const DeepSpeedFolder> folder;
     const auto make = [&]() -> Result<> {
       DeepSpeedSources sources;
@@ -88,7 +120,7 @@ Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
       PTC_TRY(read_deepspeed_model(sources));
       PTC_TRY(const auto megatron, megatron_tree());
       if (megatron) sources.iteration = megatron->iteration;
-      sources.tag = tag;
+      sources.tag = kept.tag;
       sources.has_models = !models.empty();
       PTC_TRY(folder, DeepSpeedFolder::make(model(), sources, ranks));
       return ok();
@@ -118,8 +150,8 @@ Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
         set->add_text(fmt::format("{}{}mp_rank_{:02}_model_states.pt", top, stage, rank),
                       folder->model_states(), rights);
     const std::string of_optimizer = folder->tag() + std::string(kUniversalOptimizer);
-    if (optimizer) {
-      set->add_other(*optimizer, of_optimizer, rights);
+    if (kept.optimizer) {
+      set->add_other(*kept.optimizer, of_optimizer, rights);
     } else {
       set->add({of_optimizer, folder->optimizer_state().bytes, "", rights},
                DescribedSet::Kind::kComputed, [folder](const ContentSource& source) {

@@ -22,6 +22,8 @@ namespace {
 using SavedPath = std::vector<TorchStep>;
 
 constexpr std::string_view kUniversalMaster = "fp32", kUniversalStep = "step";
+constexpr std::string_view kStateEnding = ".pt";
+constexpr std::string_view kOptimizerFile = "optimizer_state.pt";  // beside the directories
 constexpr std::string_view kOptimizerDict = "optimizer_state_dict";
 constexpr std::string_view kBaseKey = "base_optimizer_state", kGroupsKeyOf = "param_groups";
 /// DeepSpeed asks for one that is not too old; this is whose reader this was compared with.
@@ -118,11 +120,11 @@ std::string_view state_key_of(std::string_view before, std::string_view behind) 
   return behind.empty() && key == "param" ? kUniversalMaster : key;
 }
 
-/// One component of a path.
-bool is_file_name(std::string_view name) {
+/// One component of a path, with `ending` behind it.
+bool is_file_name(std::string_view name, std::string_view ending = {}) {
   constexpr size_t kMostBytes = 255;
-  return !name.empty() && name.size() <= kMostBytes && name != "." && name != ".." &&
-         name.find('/') == name.npos && name.find('\0') == name.npos;
+  return !name.empty() && name.size() + ending.size() <= kMostBytes && name != "." &&
+         name != ".." && name.find('/') == name.npos && name.find('\0') == name.npos;
 }
 
 /// How a tensor-parallel rank cuts a parameter, in DeepSpeed's words.
@@ -363,27 +365,29 @@ class DeepSpeedFolder::Maker {
 
   /// The number of steps that the optimizer's groups say, where all say the same.
   void find_common_step() {
-    bool differ = false;
     for (const SavedValue& value : optimizer_values_) {
       const SavedPath& path = value.path;
       if (path.size() < 3 || !is_key_step(path.back(), kUniversalStep) ||
           !(is_key_step(path[0], kBaseKey) || is_key_step(path[0], kOptimizerDict)) ||
           is_key_step(path[1], kGroupsKeyOf))
         continue;
-      differ = differ || (common_step_ && *common_step_ != value.archive);
+      steps_differ_ = steps_differ_ || (common_step_ && *common_step_ != value.archive);
       common_step_ = value.archive;
     }
-    if (differ) common_step_.reset();
+    if (steps_differ_) common_step_.reset();
   }
 
   // --- states
 
-  /// Of no parameter, as a loss scale; or, of a model that no rules know, a parameter's fp32 copy.
+  /// Of no parameter, as a loss scale; or, of a model that no rules know, a parameter's fp32 copy
+  /// or number of steps.
   bool is_optimizer_s_own(uint32_t tensor) const {
-    std::string_view name = model_.tensors()[tensor].name;
+    const TensorInfo& info = model_.tensors()[tensor];
+    std::string_view name = info.name;
     if (name.starts_with("optimizer.") || name.starts_with("optim.")) return true;
-    if (!name.ends_with(kCopyEnding)) return false;
-    name.remove_suffix(kCopyEnding.size());
+    const bool is_step = name.ends_with(kStepEnding) && info.shape.empty();
+    if (!is_step && !name.ends_with(kCopyEnding)) return false;
+    name.remove_suffix((is_step ? kStepEnding : kCopyEnding).size());
     return whole_names_.contains(name);
   }
 
@@ -408,8 +412,9 @@ class DeepSpeedFolder::Maker {
       parameters_.push_back(
           {tensor, said == sources_.module_names.end() ? std::move(names[i]) : said->second, {}});
       const TensorInfo& info = model_.tensors()[tensor];
-      if (is_file_name(parameters_.back().name) && !torch_dtype_name(info.dtype).empty() &&
-          taken.insert(parameters_.back().name).second)
+      const std::string_view own = parameters_.back().name;
+      if (is_file_name(own) && own != kOptimizerFile && !torch_dtype_name(info.dtype).empty() &&
+          taken.insert(own).second)
         continue;
       if (unnamed++ == 0) first = quoted(info.name);
       parameters_.pop_back();
@@ -443,7 +448,8 @@ class DeepSpeedFolder::Maker {
         // An fp32 copy that another file has under the very name.
         if (key.empty() && info.dtype == DType::kF32) key = kUniversalMaster;
         const bool is_step = key == kUniversalStep && Box::whole(info.shape).volume() == 1;
-        if (!is_step && !(info.shape == whose.shape && is_file_name(key))) return false;
+        if (!is_step && !(info.shape == whose.shape && is_file_name(key, kStateEnding)))
+          return false;
         return parameter.states.try_emplace(std::string(key), t).second;
       });
       if (found || !(model_.is_optimizer_state(t) || is_optimizer_s_own(t))) continue;
@@ -489,8 +495,10 @@ class DeepSpeedFolder::Maker {
       const bool has_own_step = parameter.states.contains(kUniversalStep);
       std::optional<std::string_view> step;
       if (const auto* values = saved_with(kUniversalStep);
-          !has_own_step && values != nullptr && values->size() == 1 && values->front().path.empty())
-        step = values->front().archive;
+          values != nullptr && values->size() == 1 && values->front().path.empty()) {
+        if (has_own_step) steps.insert(values->front().archive);
+        else step = values->front().archive;
+      }
       if (!parameter.has_moments()) {  // of what is not trained there is no step either
         without.add(parameter.name);
       } else if (!has_own_step && !step && !common_step_) {
@@ -538,7 +546,9 @@ class DeepSpeedFolder::Maker {
         has_moments ? ", stages 1 and 2 only where no other of its group has moments" : "");
     if (uncounted.count > 0)
       leave_out("moments of " + counted(uncounted),
-                "the checkpoint does not say after how many steps they are. " + remedy);
+                (steps_differ_ ? "the optimizer's groups have taken different numbers of steps. "
+                               : "the checkpoint does not say after how many steps they are. ") +
+                    remedy);
     if (without.count > 0)
       leave_out("exp_avg.pt and exp_avg_sq.pt of " + counted(without),
                 "the checkpoint has none. " + remedy);
@@ -705,6 +715,7 @@ class DeepSpeedFolder::Maker {
   }
 
   static constexpr std::string_view kUniversalDirectory = "zero/", kCopyEnding = ".fp32";
+  static constexpr std::string_view kStepEnding = ".step";
 
   DeepSpeedFolder& folder_;
   const Model& model_;
@@ -717,7 +728,8 @@ class DeepSpeedFolder::Maker {
       universal_values_;  // by parameter and state
   std::optional<uint64_t> steps_done_;
   std::optional<std::string_view> common_step_;
-  std::string iterations_;  // what common_step_ is of, where no step is saved
+  bool steps_differ_ = false;  // between the optimizer's groups
+  std::string iterations_;     // what common_step_ is of, where no step is saved
   std::unordered_set<std::string_view> whole_names_;  // of tensors that may be parameters
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, uint32_t> kinds_;  // numbers in the folder's

@@ -10,7 +10,6 @@
 #include "reshard/checkpoint/dcp_table.h"
 #include "reshard/checkpoint/dcp_values.h"
 #include "reshard/checkpoint/deepspeed_file.h"
-#include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/file_reads.h"
 #include "reshard/intake/tree_format.h"
@@ -21,81 +20,17 @@
 namespace ptc {
 namespace {
 
-using DeepSpeedKind = DeepSpeedName::Kind;
-
 constexpr std::string_view kModelStates = "model_states.pt";  // of every rank, whatever its number
 constexpr std::string_view kOptimizerSet = "optim.safetensors";
 constexpr std::string_view kWholeModelSet = "model.safetensors";
-constexpr std::string_view kMasterKey = "fp32";
+constexpr std::string_view kMasterKey = "fp32", kStepKey = "step";
 constexpr uint64_t kMostDeepSpeedValues = 64 << 20;
-constexpr std::string_view kMakeUniversal =
-    "make a universal folder of it with DeepSpeed's ds_to_universal.py, and commit that";
 
 /// The same file of another data-parallel rank.
 std::string file_of_rank(std::string path, uint32_t dp) {
   constexpr std::string_view kRank = "zero_pp_rank_";
   const size_t begin = path.rfind(kRank) + kRank.size();
   return path.replace(begin, path.find('_', begin) - begin, std::to_string(dp));
-}
-
-/// The files of one checkpoint, by their numbers.
-struct DeepSpeedTree {
-  std::map<uint32_t, Found*> models, zero, zero_models;
-  std::map<std::string, std::map<std::string, Found*>> universal;  // by parameter and state
-  std::vector<Found*> again;  // what deepspeed_folder.h has for stage 3 beside the same of others
-  std::string folder;
-};
-
-Result<DeepSpeedTree> collect_tree(std::vector<Found>& found) {
-  DeepSpeedTree tree;
-  const Found* first = nullptr;
-  const auto cut_unsaid = [](const Found& file) {
-    return invalid_argument(
-        "{} is of a model that is cut over several ranks (tensor or pipeline parallel), and its "
-        "flat state does not say how: {}",
-        file.source(), kMakeUniversal);
-  };
-  for (Found& file : found) {
-    const auto name = deepspeed_name(file.path);
-    if (!name) continue;
-    if (name->kind == DeepSpeedKind::kExpert)
-      return invalid_argument(
-          "{} has experts of DeepSpeed's MoE, whose files are not put together: save the module's "
-          "state_dict() in files of your own (tools/python/README.md)",
-          file.source());
-    if (first == nullptr) {
-      first = &file;
-      tree.folder = name->folder;
-    }
-    if (name->folder != tree.folder)
-      return invalid_argument("{} and {} are of two checkpoints of DeepSpeed's: move one away",
-                              first->source(), file.source());
-    const auto add = [&](auto& files, auto&& key) -> Result<> {
-      const auto [known, is_new] = files.try_emplace(key, &file);
-      if (is_new) return ok();
-      return invalid_argument("{} and {} are the same file of one checkpoint: remove one",
-                              known->second->source(), file.source());
-    };
-    if (name->kind == DeepSpeedKind::kUniversal) {
-      PTC_TRY(add(tree.universal[std::string(name->parameter)], std::string(name->state)));
-    } else if (name->kind == DeepSpeedKind::kModel) {
-      PTC_TRY(add(tree.models, name->mp));
-    } else if (name->mp > 0 && name->kind == DeepSpeedKind::kZero) {
-      return cut_unsaid(file);
-    } else if (name->mp > 0) {
-      tree.again.push_back(&file);
-    } else {
-      PTC_TRY(add(name->kind == DeepSpeedKind::kZero ? tree.zero : tree.zero_models, name->dp));
-    }
-  }
-  const bool has_again = !tree.universal.empty() && !tree.models.empty() && tree.zero.empty();
-  if (!has_again && !tree.again.empty()) return cut_unsaid(*tree.again.front());
-  if (has_again)
-    for (const auto& [dp, file] : std::exchange(tree.zero_models, {})) tree.again.push_back(file);
-  if (!tree.zero.empty() && !tree.universal.empty())
-    return invalid_argument("{} is beside a universal zero/, which has the same: remove one",
-                            tree.zero.begin()->second->source());
-  return tree;
 }
 
 /// Those of ranks from 0 on; names the first that is missing.
@@ -388,7 +323,18 @@ class TreeReader {
         return invalid_argument("{}: group {} has another state than in the first rank's",
                                 file.source(), g);
     }
-    return ok();
+    if (steps_in(zero) == steps_in(first)) return ok();
+    return invalid_argument(
+        "{}: its optimizer has taken another number of steps than {}'s: files of two checkpoints "
+        "may be mixed",
+        file.source(), tree_.zero.begin()->second->source());
+  }
+
+  static std::map<std::string_view, std::string_view> steps_in(const ZeroFile& zero) {
+    std::map<std::string_view, std::string_view> steps;
+    for (const auto& [path, archive] : zero.values)
+      if (path.ends_with(".step")) steps.emplace(path, archive);
+    return steps;
   }
 
   /// The arrays of a group on a rank, with their keys.
@@ -664,6 +610,15 @@ class TreeReader {
     if (!tree_.zero_models.empty()) {
       PTC_TRY(add_stage_3_models());
     }
+    // Of tensors nobody reads at LEFT_OUT.txt whether they differ: two that do are values, too.
+    One* counted = nullptr;
+    for (One& one : all) {
+      if (one.state != kStepKey || one.content.number.empty()) continue;
+      if (counted == nullptr) counted = &one;
+      if (counted->content.number == one.content.number) continue;
+      for (One* each : {counted, &one}) each->content.values.emplace_back("", each->content.number);
+      break;
+    }
     for (One& one : all) {
       if (auto done = add_state(*one.file, *one.parameter, one.state, one.content, shapes);
           done.has_error())
@@ -722,6 +677,8 @@ class TreeReader {
     for (const auto& [parameter, files] : tree_.universal)
       for (const auto& [state, file] : files)
         rename(*file, fmt::format("zero/{}.{}.pt", parameter, state));
+    if (tree_.optimizer != nullptr)
+      rename(*tree_.optimizer, tree_.optimizer->path.substr(tree_.folder.size()));
     std::map<std::pair<uint64_t, std::string_view>, const Found*> paths;
     for (const Found& file : found) {
       const auto [other, is_new] = paths.try_emplace({file.rank, file.path}, &file);
@@ -752,9 +709,8 @@ class TreeReader {
 
 }  // namespace
 
-Result<> read_deepspeed_tree(const FileReader& files, std::vector<Found>& found, bool beside_model,
-                             Executor& executor, std::stop_token stop) {
-  PTC_TRY(auto tree, collect_tree(found));
+Result<> read_deepspeed_tree(const FileReader& files, DeepSpeedTree tree, std::vector<Found>& found,
+                             bool beside_model, Executor& executor, std::stop_token stop) {
   if (!beside_model) {
     PTC_TRY(TreeReader(files, std::move(tree), executor, std::move(stop)).run(found));
   } else {

@@ -4,17 +4,122 @@
 //   <tag>/zero_pp_rank_<dp>_mp_rank_00_optim_states.pt        (or bf16_zero_…, fp16_zero_…)
 //   <tag>/zero_pp_rank_<dp>_mp_rank_00_model_states.pt        (stage 3, in the first's place)
 //   <tag>_universal/zero/<parameter>/<fp32, exp_avg, …>.pt    (beside the model's)
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "reshard/checkpoint/deepspeed_name.h"
 #include "reshard/intake/dcp_files.h"
 #include "reshard/intake/deepspeed_reader.h"
 #include "reshard/intake/tree_format.h"
+#include "store/base/json.h"
 
 namespace ptc {
 namespace {
+
+using DeepSpeedKind = DeepSpeedName::Kind;
+
+constexpr std::string_view kOptimizerState = "zero/optimizer_state.pt";  // of a universal folder
+
+/// Of several folders beside each other the one that `latest` names, as DeepSpeed loads. nullopt:
+/// there are not several, or no such file.
+Result<std::optional<std::string>> latest_folder(const FileReader& files,
+                                                 const std::vector<Found>& found) {
+  std::set<std::string_view> folders, above;
+  for (const Found& file : found)
+    if (const auto name = deepspeed_name(file.path); name && folders.insert(name->folder).second) {
+      std::string_view folder = name->folder;
+      if (!folder.empty()) folder.remove_suffix(1);
+      above.insert(folder.substr(0, folder.rfind('/') + 1));
+    }
+  if (folders.size() < 2 || above.size() > 1 || folders.contains("")) return std::nullopt;
+  for (const std::string_view file_name : {"latest", "latest_universal"}) {
+    const std::string path = std::string(*above.begin()) + std::string(file_name);
+    const Found* first = nullptr;
+    std::string folder;
+    for (const Found& file : found) {
+      constexpr uint64_t kMostBytes = 4096;
+      if (file.path != path || file.version.bytes > kMostBytes) continue;
+      PTC_TRY(std::string text, files.text_of(file));
+      text.erase(text.find_last_not_of(" \t\r\n") + 1);
+      text.erase(0, text.find_first_not_of(" \t\r\n"));
+      text = fmt::format("{}{}/", *above.begin(), text);
+      if (first != nullptr && text != folder)
+        return invalid_argument("{} and {} name different directories", first->source(),
+                                file.source());
+      if (!folders.contains(text))
+        return invalid_argument("{} names {}, and there is no checkpoint of DeepSpeed's in it",
+                                file.source(), ptc::quoted(text));
+      first = &file;
+      folder = std::move(text);
+    }
+    if (first != nullptr) return std::optional(std::move(folder));
+  }
+  return std::nullopt;
+}
+
+/// `folder`: of several the one that counts.
+Result<DeepSpeedTree> collect_tree(std::vector<Found>& found,
+                                   const std::optional<std::string>& folder) {
+  DeepSpeedTree tree;
+  const Found* first = nullptr;
+  const auto cut_unsaid = [](const Found& file) {
+    return invalid_argument(
+        "{} is of a model that is cut over several ranks (tensor or pipeline parallel), and its "
+        "flat state does not say how: {}",
+        file.source(), kMakeUniversal);
+  };
+  for (Found& file : found) {
+    const auto name = deepspeed_name(file.path);
+    if (folder && file.path == *folder + std::string(kOptimizerState)) tree.optimizer = &file;
+    if (!name || (folder && name->folder != *folder)) continue;
+    if (name->kind == DeepSpeedKind::kExpert)
+      return invalid_argument(
+          "{} has experts of DeepSpeed's MoE, whose files are not put together: save the module's "
+          "state_dict() in files of your own (tools/python/README.md)",
+          file.source());
+    if (first == nullptr) {
+      first = &file;
+      tree.folder = name->folder;
+    }
+    if (name->folder != tree.folder)
+      return invalid_argument(
+          "{} and {} are of two checkpoints of DeepSpeed's: move one away, or have a file 'latest' "
+          "beside their directories that names one",
+          first->source(), file.source());
+    const auto add = [&](auto& files, auto&& key) -> Result<> {
+      const auto [known, is_new] = files.try_emplace(key, &file);
+      if (is_new) return ok();
+      return invalid_argument("{} and {} are the same file of one checkpoint: remove one",
+                              known->second->source(), file.source());
+    };
+    if (name->kind == DeepSpeedKind::kUniversal) {
+      PTC_TRY(add(tree.universal[std::string(name->parameter)], std::string(name->state)));
+    } else if (name->kind == DeepSpeedKind::kModel) {
+      PTC_TRY(add(tree.models, name->mp));
+    } else if (name->mp > 0 && name->kind == DeepSpeedKind::kZero) {
+      return cut_unsaid(file);
+    } else if (name->mp > 0) {
+      tree.again.push_back(&file);
+    } else {
+      PTC_TRY(add(name->kind == DeepSpeedKind::kZero ? tree.zero : tree.zero_models, name->dp));
+    }
+  }
+  const bool has_again = !tree.universal.empty() && !tree.models.empty() && tree.zero.empty();
+  if (!has_again && !tree.again.empty()) return cut_unsaid(*tree.again.front());
+  if (has_again)
+    for (const auto& [dp, file] : std::exchange(tree.zero_models, {})) tree.again.push_back(file);
+  if (!tree.zero.empty() && !tree.universal.empty())
+    return invalid_argument("{} is beside a universal zero/, which has the same: remove one",
+                            tree.zero.begin()->second->source());
+  if (folder && !tree.universal.empty() && tree.optimizer == nullptr)
+    return invalid_argument("{}{} is missing", *folder, kOptimizerState);
+  return tree;
+}
 
 class DeepSpeedTrees final : public TreeFormat {
  public:
@@ -56,13 +161,19 @@ class DeepSpeedTrees final : public TreeFormat {
       PTC_TRY(safetensors_sets().read(files, found, executor, stop));
       // What cannot be put together is kept as it is: the model is there without it.
       std::vector<Found> with_state = found;
-      if (auto done = read_deepspeed_tree(files, with_state, true, executor, std::move(stop));
-          done.has_error())
+      const auto read = [&]() -> Result<> {
+        PTC_TRY(auto tree, collect_tree(with_state, std::nullopt));
+        return read_deepspeed_tree(files, std::move(tree), with_state, true, executor,
+                                   std::move(stop));
+      };
+      if (auto done = read(); done.has_error())
         return done.error().code() == Code::kInvalidArgument ? ok() : std::move(done);
       found = std::move(with_state);
       return ok();
     }
-    return read_deepspeed_tree(files, found, false, executor, std::move(stop));
+    PTC_TRY(const auto folder, latest_folder(files, found));
+    PTC_TRY(auto tree, collect_tree(found, folder));
+    return read_deepspeed_tree(files, std::move(tree), found, false, executor, std::move(stop));
   }
 
  private:

@@ -95,7 +95,9 @@ Result<> TorchFileReader::read_members() {
     return invalid_argument(
         "its pickle has {} bytes, and at most {} are read: what is no tensor (arrays of NumPy's, "
         "long lists of numbers) is kept in it; save it as tensors, or in a file that is no "
-        ".pt, .pth, .bin or .ckpt",
+        ".pt, .pth, .bin or .ckpt. Or there are too many tensors in one file: save them in "
+        "several, "
+        "or as safetensors",
         found->bytes, TorchFile::kMostPickleBytes);
   PTC_TRY(auto bytes, content(*found, TorchFile::kMostPickleBytes));
   file_.bytes_ = std::make_unique<std::vector<char>>(std::move(bytes));

@@ -314,6 +314,42 @@ same(everything(), whole)
 step()
 same(everything(), after)""", group=True)
 
+    def test_deepspeed_universal_as_a_module_alone(self):
+        """With load_module_only=True an engine begins with these weights and its own count of steps, also where there is no more
+        of a checkpoint than a model. Stage 3 does not look at moments then; stages 1 and 2 take those that there are."""
+        self.need("deepspeed")
+        engine = DEEPSPEED.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")
+        for saved in ("trained", "model"):
+            name, keep = f"module-{saved}", self.temporary(f"module-{saved}.pt")
+            job = mount.Job(self.mount, name)
+            self.job(name)
+            self.run_ranks(1, "meet += '.deepspeed'", engine, "step(); step()", f"""
+whole, incoming = everything(), "/mnt/ptc/{name}/incoming/step2"
+if {saved!r} == "trained":
+    engine.save_checkpoint(incoming, tag="global_step2")
+else:
+    from safetensors.torch import save_file
+    names = [name for name, _ in engine.module.named_parameters()]
+    os.mkdir(incoming)
+    save_file(dict(zip(names, whole[::3])), incoming + "/model.safetensors")
+torch.save(whole, {keep!r})""", group=True)
+            job.commit("step2")
+            for stage, size in ((1, 2), (2, 1), (3, 1), (3, 2)):
+                with self.subTest(saved=saved, stage=stage, size=size):
+                    load = engine.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
+                    load = load.replace('"bf16"', '"checkpoint": {"load_universal": True}, "bf16"')
+                    self.run_ranks(size, "meet += '.deepspeed'", load, f"""
+path, _ = engine.load_checkpoint("/mnt/ptc/{name}/current/deepspeed", load_module_only=True)
+assert path and engine.global_steps == 0, (path, engine.global_steps)
+whole, found = torch.load({keep!r}), everything()
+same(found[::3], whole[::3])
+if {saved!r} == "trained" and {stage} < 3:
+    same(found, whole)
+else:
+    assert not any(moment is not None and moment.any() for key in (1, 2) for moment in found[key::3])
+step()
+assert not any(torch.equal(a, b) for a, b in zip(everything()[::3], whole[::3]))""", group=True)
+
     def test_deepspeed_under_tensor_parallelism(self):
         """Its engine, with an mpu of two tensor-parallel ranks, has just what ptcfs gives these: also of grouped queries that are
         fused with their keys, and of a vocabulary that ranks pad."""

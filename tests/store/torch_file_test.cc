@@ -338,6 +338,8 @@ TEST(TorchFile, APickleThatIsTooLongIsNotRead) {
   };
   EXPECT_TRUE(has_error(TorchFile::read(read, made.file_bytes), Code::kInvalidArgument,
                         "its pickle has 134217729 bytes, and at most 134217728 are read"));
+  EXPECT_TRUE(has_error(TorchFile::read(read, made.file_bytes), Code::kInvalidArgument,
+                        "too many tensors in one file: save them in several, or as safetensors"));
   EXPECT_LT(longest, uint64_t{1} << 20);
 }
 
