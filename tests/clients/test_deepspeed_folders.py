@@ -52,7 +52,8 @@ class Folders(mount.TestCase):
 
     def test_the_one_that_latest_names(self):
         older, newer = self.trained(1), self.trained(2)
-        for number, (named, counts, other) in enumerate((("global_step20\n", newer, "global_step10"), ("global_step10", older, "global_step20"))):
+        cases = ("global_step20\n", newer, "global_step10"), ("global_step10", older, "global_step20")
+        for number, (named, counts, other) in enumerate(cases):
             with self.subTest(named=named):
                 job = self.mount.job(f"latest-{number}")
                 top = job.incoming("base")
@@ -135,7 +136,8 @@ class Folders(mount.TestCase):
         value["optimizer_state_dict"]["base_optimizer_state"]["state"][1]["step"] += 1
         torch.save(value, file)
         job.commit("base")
-        self.assertIn("the optimizer's groups have taken different numbers of steps.", mount.read_text(job.checkpoint("base", LAYOUT, "LEFT_OUT.txt")))
+        self.assertIn("the optimizer's groups have taken different numbers of steps.",
+                      mount.read_text(job.checkpoint("base", LAYOUT, "LEFT_OUT.txt")))
 
     def test_steps_of_a_universal_one_that_differ(self):
         """Of tensors, as its own are; each parameter keeps its number."""
@@ -150,7 +152,8 @@ class Folders(mount.TestCase):
         zero = job.checkpoint("base", LAYOUT, "global_step100_universal/zero")
         self.assertEqual([torch.load(f"{zero}/{name}/step.pt") for name in trained.shapes],
                          [torch.tensor(7. + number // 3) for number in range(len(trained.shapes))])
-        self.assertIn("parameters have different ones. Stages 1 and 2 do not load", mount.read_text(job.checkpoint("base", LAYOUT, "LEFT_OUT.txt")))
+        self.assertIn("parameters have different ones. Stages 1 and 2 do not load",
+                      mount.read_text(job.checkpoint("base", LAYOUT, "LEFT_OUT.txt")))
 
     def expect_each_name(self, top):
         """Every name that a directory shows can be looked up, and read."""
@@ -213,7 +216,8 @@ class Folders(mount.TestCase):
         self.expect_each_name(job.checkpoint("base"))
         zero = job.checkpoint("base", LAYOUT, "global_step100_universal/zero")
         for name in shapes:
-            self.assertEqual([torch.load(f"{zero}/{name}/{key}.pt", weights_only=True)["param"][0, 0].item() - len(name) for key in KEYS], [0, 1, 2])
+            found = [torch.load(f"{zero}/{name}/{key}.pt", weights_only=True)["param"][0, 0].item() for key in KEYS]
+            self.assertEqual([value - len(name) for value in found], [0, 1, 2])
         done = self.mount.ptc("verify", job.path)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 

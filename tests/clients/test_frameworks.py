@@ -295,7 +295,8 @@ model = dict(zip(names, whole[::3]))
 state = {name: {"step": torch.tensor(2.), "exp_avg": a, "exp_avg_sq": b} for name, a, b in zip(names, whole[1::3], whole[2::3])}
 import torch.distributed.checkpoint as dcp
 dcp.save({"model": model, "optim": {"state": state}}, checkpoint_id=incoming, no_dist=True)"""
-            self.run_ranks(1 if saved == "dcp" else 2, "meet += '.deepspeed'", of_stage(saved if saved != "dcp" else 1), "step(); step()", f"""
+            stage = of_stage(saved if saved != "dcp" else 1)
+            self.run_ranks(1 if saved == "dcp" else 2, "meet += '.deepspeed'", stage, "step(); step()", f"""
 whole, incoming = everything(), "/mnt/ptc/{name}/incoming/step2"
 {save}
 step()
@@ -316,7 +317,7 @@ same(everything(), after)""", group=True)
 
     def test_deepspeed_universal_as_a_module_alone(self):
         """With load_module_only=True an engine begins with these weights and its own count of steps, also where there is no more
-        of a checkpoint than a model. Stage 3 does not look at moments then; stages 1 and 2 take those that there are."""
+        of a checkpoint than a model."""
         self.need("deepspeed")
         engine = DEEPSPEED.replace("(6, 9)", "(6, 8)").replace("(9, 7, ", "(8, 6, ")
         for saved in ("trained", "model"):
@@ -334,21 +335,19 @@ else:
     save_file(dict(zip(names, whole[::3])), incoming + "/model.safetensors")
 torch.save(whole, {keep!r})""", group=True)
             job.commit("step2")
-            for stage, size in ((1, 2), (2, 1), (3, 1), (3, 2)):
+            for stage, size in ((1, 2), (3, 2)):
                 with self.subTest(saved=saved, stage=stage, size=size):
                     load = engine.replace('"stage": 1', f'"stage": {stage}, "stage3_param_persistence_threshold": 0')
                     load = load.replace('"bf16"', '"checkpoint": {"load_universal": True}, "bf16"')
                     self.run_ranks(size, "meet += '.deepspeed'", load, f"""
 path, _ = engine.load_checkpoint("/mnt/ptc/{name}/current/deepspeed", load_module_only=True)
 assert path and engine.global_steps == 0, (path, engine.global_steps)
-whole, found = torch.load({keep!r}), everything()
-same(found[::3], whole[::3])
-if {saved!r} == "trained" and {stage} < 3:
-    same(found, whole)
-else:
-    assert not any(moment is not None and moment.any() for key in (1, 2) for moment in found[key::3])
+from deepspeed.utils import safe_get_full_fp32_param
+def weights(): return [safe_get_full_fp32_param(parameter).clone() for parameter in engine.module.parameters()]
+whole = torch.load({keep!r})[::3]
+same(weights(), whole)
 step()
-assert not any(torch.equal(a, b) for a, b in zip(everything()[::3], whole[::3]))""", group=True)
+assert not any(torch.equal(a, b) for a, b in zip(weights(), whole))""", group=True)
 
     def test_deepspeed_under_tensor_parallelism(self):
         """Its engine, with an mpu of two tensor-parallel ranks, has just what ptcfs gives these: also of grouped queries that are
@@ -621,7 +620,8 @@ expected = whole.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_toke
 assert list(served[0].outputs[0].token_ids) == expected, (served[0].outputs[0].token_ids, expected)
 """, "    ").replace("/mnt/ptc/hf/", self.mount.path + "/hf-serve/"))
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300,
-                              env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"})
+                              env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                                   "HF_HUB_OFFLINE": "1"})
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
