@@ -296,7 +296,7 @@ job.save({"w": torch.zeros(2)}, "b", overwrite=True)
                      'dcp.save({"model": {"a.w": torch.ones(2)}}, storage_writer=ptc.Writer(job, "a"))',
                      'where = job.begin("a"); torch.save({"a.w": torch.ones(2)}, os.makedirs(f"{where}/rank/{rank}", exist_ok=True) or '
                      'f"{where}/rank/{rank}/model.pt"); ptc.commit(where)'):
-            for left in (job.incoming("a"), job.incoming("a~0123abcd")):
+            for left in (job.incoming("a"), job.incoming("a.ptc-save-0123456789abcdef")):
                 with self.subTest(call=call, left=left):
                     for rank in range(4):
                         ptc.save({"model": {"a.w": torch.zeros(2)}, "optim": {"state": {"a.w": {"m": torch.zeros(2)}}}}, left, rank=rank)

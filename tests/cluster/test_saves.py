@@ -154,8 +154,11 @@ class Saves(cases.TestCase):
                 if killed == 1:
                     self.assertEqual(set(errors), {"EAGAIN"})
                     self.nodes.wait_members()
-                    self.assertEqual(self.rename(0), "EAGAIN")  # nothing is committed without what it has
-                    self.assertIn("w1 is away, and has written something into", self.job(0).commit_error("base"))
+
+                    def is_said():  # nothing is committed without what it has, whatever was under way when it went
+                        self.assertEqual(self.rename(0), "EAGAIN")
+                        return "w1 is away, and has written something into" in self.job(0).commit_error("base")
+                    cluster.until(is_said, "that w1 is away is said", 30)
                 else:
                     self.assertNotIn(errors[-1], ("", "EAGAIN"))  # the mount is gone
                 self.nodes.start(killed)
