@@ -128,8 +128,7 @@ TensorKind kind_of(const NamedShape& parameters) {
       else if (among(before, kLayers) && !kind.in_layer) kind.in_layer = true, word = "{layer}";
     }
     // Braces that are a name's own have no place in a pattern.
-    if (word == component && component.find_first_of("{}") != component.npos)
-      word = "*";
+    if (word == component && component.find_first_of("{}") != component.npos) word = "*";
     const std::string dot = kind.name.empty() ? "" : ".";
     kind.container = kind.pattern;
     kind.name += dot + one;

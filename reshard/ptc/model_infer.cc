@@ -529,6 +529,7 @@ bool Model::Inference::is_one_for_all(uint32_t tensor, uint32_t axis) const {
     const DType dtype = model_.tensors_[each].dtype;  // words, or pairs of 4 bits
     if (dtype == DType::kI32) inputs *= std::max<uint64_t>(32 / fact("weight_bits", 4), 1);
     if (dtype == DType::kU8) inputs *= 2;
+    if (dtype == DType::kI8) inputs *= std::max<uint64_t>(8 / fact("weight_bits", 8), 1);
     break;
   }
   return inputs < fact("group_size", UINT64_MAX);

@@ -250,8 +250,8 @@ class Nvfp4(Scheme):
 class Mxfp4(Scheme):
     """As DeepSeek-V4's experts are published: two elements in a byte, for 32 of them the exponent of their scale."""
     words_of_columns, group = 2, 32
-    # Published ones do not say the group: then ranks that have one each cannot commit what they have.
-    config = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128], "group_size": 32}
+    # Published ones say neither group nor bits: then ranks that have one each cannot commit what they have.
+    config = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128], "group_size": 32, "bits": 4}
 
     def quantise(self, rng, out, inputs):
         return {"weight": ("I8", rng.integers(0, 256, (out, inputs // 2)).astype(numpy.uint8).view(numpy.int8)),
