@@ -182,7 +182,8 @@ def try_type(daemon, model_type, rules=None):
     for value in (each for each in model.parameters() if each.dim() > 0):
         value.data = torch.randn_like(value) / max(1, value.shape[-1]) ** 0.5
     state = {name: value for name, value in model.state_dict().items() if value.dim() > 0}
-    masks = parts_of(daemon, ("ruled-" if rules else "parts-") + model_type.replace("_", "-"), json.loads(config.to_json_string(use_diff=False)),
+    name = ("ruled-" if rules else "parts-") + model_type.replace("_", "-")
+    masks = parts_of(daemon, name, json.loads(config.to_json_string(use_diff=False)),
                      {name: value.contiguous() for name, value in state.items()}, rules)
     inputs_cut = {}
     for name in state:
