@@ -1,6 +1,7 @@
 """rules.json: a bad one is refused where it is saved, with place and reason; `ptc rules` explains."""
 import json
 import os
+import subprocess
 
 import models
 import mount
@@ -301,6 +302,16 @@ class Explained(mount.TestCase):
         self.assertIn("No such file", bad.stderr)
         # Whatever python3 is: guessed without, where it has no transformers.
         self.assertEqual(self.suggested(directory)[0]["extends"], "llama")
+
+    def test_no_module_of_the_current_directory_is_run(self):
+        """It may be anybody's; also where the path of modules has an empty entry."""
+        model, directory, there = models.Llama(), self.temporary("model-here"), self.temporary("there")
+        model.write_hf(directory)
+        models.write_file(there + "/transformers/__init__.py", f"open({there + '/was-run'!r}, 'w')")
+        for path in ("", ":", ":/opt/none"):
+            subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "rules", "suggest", directory + "/."], cwd=there, check=True,
+                           env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=120)
+        self.assertEqual(os.listdir(there), ["transformers"])
 
     def test_what_a_refusal_says_can_be_done(self):
         model = models.Llama()

@@ -98,6 +98,23 @@ for name in ("a", "b"):
 """)
         self.assertEqual(sorted(os.listdir(self.job(1).file("checkpoints"))), ["a", "b"])
 
+    def test_another_training_on_any_of_its_nodes_is_refused(self):
+        """And takes nothing away."""
+        self.run_ranks("""
+import subprocess
+job = ptc.Job(path)
+where = job.begin("x")
+if rank >= 2: ptc.save({"w": torch.zeros(4)}, where, rank=rank)
+dist.barrier()
+if rank % 2 == 0:
+    other = subprocess.run([sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[2]); import ptc; ptc.Job(sys.argv[1]).begin('x')",
+                            path, os.path.dirname(os.path.dirname(ptc.__file__))], capture_output=True, text=True,
+                           env={key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")})
+    assert other.returncode == 1 and "x is being saved by process" in other.stderr, other.stderr
+dist.barrier()
+if rank >= 2: assert os.path.isdir(f"{where}/rank/{rank}")
+""")
+
     def test_one_that_fails(self):
         """All are told; there is no checkpoint, and the next save of that name is whole."""
         self.run_ranks("""
