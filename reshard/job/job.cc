@@ -171,7 +171,8 @@ Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   if (parts > static_cast<double>(kMostParts))
     return invalid_argument(
         "{} tensors for {} ranks that differ make some {:.0f} parts, more than the {} that are "
-        "computed at most",
+        "computed at most; with more tp, pp or ep, or dp_shard, fewer ranks differ or each has "
+        "less",
         model.tensors().size(), state_count(spec), parts, kMostParts);
   return ok();
 }

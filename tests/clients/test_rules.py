@@ -300,6 +300,10 @@ class Explained(mount.TestCase):
             self.assertIn(why, bad.stderr)
         bad = self.mount.ptc("rules", "suggest", directory, "--python", plan + "-none", check=False)
         self.assertIn("No such file", bad.stderr)
+        # What is asked may well be of a type that nobody knows: guesses are for that.
+        unknown, said = self.suggested(directory, "--python", self.python_that_says('{"plan": null}'))
+        self.assertIn("do not know this type", said)
+        self.assertIn("guess: whole on each rank", [rule["description"] for rule in unknown["rules"]])
         # Whatever python3 is: guessed without, where it has no transformers.
         self.assertEqual(self.suggested(directory)[0]["extends"], "llama")
 

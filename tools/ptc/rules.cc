@@ -256,7 +256,12 @@ Result<ModelHints> hints_of(const Context& context, const RulesOptions& options)
     fmt::print(stderr, "ptc: transformers' plan was not asked: {}\n", plan.error().message());
     return hints;
   }
-  hints.plan = std::move(plan).value();
+  if (plan.value()) {
+    hints.plan = *std::move(plan).value();
+  } else {
+    fmt::print(stderr, "ptc: the transformers of {} do not know this type: guessed without them\n",
+               options.python);
+  }
   return hints;
 }
 

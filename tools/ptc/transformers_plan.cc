@@ -39,9 +39,7 @@ for part in (config, *(value for value in config.values() if isinstance(value, d
     if part.get("model_type") in CONFIG_MAPPING:
         known = True
         plan.update(getattr(CONFIG_MAPPING[part["model_type"]], "base_model_tp_plan", None) or {})
-if not known:
-    sys.exit(print(json.dumps({"error": f"it does not know the type {config.get('model_type')!r}"})))
-print(json.dumps({"plan": plan}))
+print(json.dumps({"plan": plan if known else None}))
 )PY";
 
 struct Child {
@@ -97,7 +95,8 @@ Result<std::string> answer_of(const std::string& python, const std::string& conf
 
 }  // namespace
 
-Result<json::object> transformers_plan(const std::string& python, const std::string& config_path) {
+Result<std::optional<json::object>> transformers_plan(const std::string& python,
+                                                      const std::string& config_path) {
   PTC_TRY(const auto text, answer_of(python, config_path));
   const auto answer = parse_json(text);
   const json::object* said = answer ? answer.value().if_object() : nullptr;
@@ -105,9 +104,11 @@ Result<json::object> transformers_plan(const std::string& python, const std::str
   if (const std::string error = json_text(*said, "error"); !error.empty())
     return make_error(Code::kNotFound, "{}: {}", python, error);
   const json::value* plan = said->if_contains("plan");
-  if (plan == nullptr || !plan->is_object())
+  if (plan == nullptr || (!plan->is_object() && !plan->is_null()))
     return invalid_argument("{} did not say a plan", python);
-  return plan->get_object();
+  std::optional<json::object> told;
+  if (plan->is_object()) told = plan->get_object();
+  return told;
 }
 
 }  // namespace ptc::cli
