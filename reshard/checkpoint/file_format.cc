@@ -1,6 +1,7 @@
 #include "reshard/checkpoint/file_format.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 
 #include "reshard/checkpoint/megatron_buckets.h"
@@ -49,18 +50,24 @@ class SafetensorsFormat final : public FileFormat {
 
   Result<FileLayout> lay_out(std::span<const NewArray> arrays, std::span<const FileOutline>,
                              std::span<const NewArgument>) const override {
+    // In the order of the file, which then stays: no entry is looked for by its name.
+    std::vector<size_t> order(arrays.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return comes_before_in_safetensors(arrays[a].dtype, arrays[a].name, arrays[b].dtype,
+                                         arrays[b].name);
+    });
     std::vector<TensorEntry> entries;
-    std::unordered_map<std::string_view, size_t> number;
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      number.emplace(arrays[i].name, i);
+    entries.reserve(arrays.size());
+    for (const size_t i : order)
       entries.push_back({arrays[i].name, arrays[i].dtype, arrays[i].shape});
-    }
     PTC_TRY(auto header, write_safetensors_header(entries, {{"format", "pt"}}));
     FileLayout layout;
     layout.bytes = header.size();
     layout.offsets.resize(arrays.size());
-    for (const TensorEntry& entry : entries) {
-      layout.offsets[number.at(entry.name)] = entry.offset;
+    for (size_t place = 0; place < order.size(); ++place) {
+      const TensorEntry& entry = entries[place];
+      layout.offsets[order[place]] = entry.offset;
       layout.bytes = std::max(layout.bytes, entry.offset + entry.bytes);
     }
     layout.literals = std::move(header);

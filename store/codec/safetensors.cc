@@ -113,18 +113,26 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header,
   return result;
 }
 
+bool comes_before_in_safetensors(DType a, std::string_view name_a, DType b,
+                                 std::string_view name_b) {
+  const size_t rank_a = writer_rank(a), rank_b = writer_rank(b);
+  return rank_a != rank_b ? rank_a > rank_b : name_a < name_b;
+}
+
 Result<std::string> write_safetensors_header(std::vector<TensorEntry>& tensors,
                                              const std::map<std::string, std::string>& metadata,
                                              uint64_t align) {
   if (align == 0 || align % kPrefixBytes != 0)
     return invalid_argument("the data's alignment {} is not a multiple of 8", align);
-  std::sort(tensors.begin(), tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
-    size_t rank_a = writer_rank(a.dtype), rank_b = writer_rank(b.dtype);
-    return rank_a != rank_b ? rank_a > rank_b : a.name < b.name;
-  });
+  const auto comes_before = [](const TensorEntry& a, const TensorEntry& b) {
+    return comes_before_in_safetensors(a.dtype, a.name, b.dtype, b.name);
+  };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), comes_before))
+    std::sort(tensors.begin(), tensors.end(), comes_before);
   std::vector<std::string_view> names;
+  names.reserve(tensors.size());
   for (const TensorEntry& entry : tensors) names.push_back(entry.name);
-  std::sort(names.begin(), names.end());
+  if (!std::is_sorted(names.begin(), names.end())) std::sort(names.begin(), names.end());
   if (auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
     return invalid_argument("two tensors are named {}", quoted(*twice));
 

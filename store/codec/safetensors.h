@@ -39,6 +39,11 @@ Result<uint64_t> safetensors_header_bytes(std::span<const std::byte> first_8_byt
 /// and shapes that do not multiply to the bytes are kInvalidArgument, named.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header, uint64_t file_bytes);
 
+/// The order of data in new files, in which write_safetensors_header() sorts: wide types first,
+/// then by name.
+bool comes_before_in_safetensors(DType a, std::string_view name_a, DType b,
+                                 std::string_view name_b);
+
 /// Lays tensors out (alignment of the dtype descending, then name, as the reference writer does)
 /// and writes the header, padded with spaces so that the data begins at a multiple of `align`
 /// bytes. `offset` and `bytes` of the entries are filled in and they are put in file order.
