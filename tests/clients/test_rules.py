@@ -311,11 +311,12 @@ class Explained(mount.TestCase):
         """It may be anybody's; also where the path of modules has an empty entry."""
         model, directory, there = models.Llama(), self.temporary("model-here"), self.temporary("there")
         model.write_hf(directory)
-        models.write_file(there + "/transformers/__init__.py", f"open({there + '/was-run'!r}, 'w')")
+        for module in ("transformers/__init__.py", "sitecustomize.py"):
+            models.write_file(f"{there}/{module}", f"open({there + '/was-run'!r}, 'w')")
         for path in ("", ":", ":/opt/none"):
             subprocess.run([os.path.join(mount.bin_dir(), "ptc"), "rules", "suggest", directory + "/."], cwd=there, check=True,
                            env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=120)
-        self.assertEqual(os.listdir(there), ["transformers"])
+        self.assertEqual(sorted(os.listdir(there)), ["sitecustomize.py", "transformers"])
 
     def test_what_a_refusal_says_can_be_done(self):
         model = models.Llama()

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
 
 #include "store/base/file.h"
@@ -36,7 +37,7 @@ with open(sys.argv[1], encoding="utf-8") as file:
     config = json.load(file)
 plan, known = {}, False
 for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-    if part.get("model_type") in CONFIG_MAPPING:
+    if isinstance(part.get("model_type"), str) and part["model_type"] in CONFIG_MAPPING:
         known = True
         plan.update(getattr(CONFIG_MAPPING[part["model_type"]], "base_model_tp_plan", None) or {})
 print(json.dumps({"plan": plan if known else None}))
@@ -62,12 +63,18 @@ Result<std::string> answer_of(const std::string& python, const std::string& conf
   ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&actions, input.get(), 1);
   ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  std::array<std::string, 4> words{python, "-c", kQuestion, config_path};
+  // The directory that ptc was started in may be anybody's, and empty entries of PYTHONPATH mean
+  // it, also where Python looks for sitecustomize.py, before it runs a line of the question.
+  ::posix_spawn_file_actions_addchdir_np(&actions, "/");
+  const std::string program =
+      python.find('/') == std::string::npos ? python : std::filesystem::absolute(python).string();
+  std::array<std::string, 4> words{program, "-c", kQuestion,
+                                   std::filesystem::absolute(config_path).string()};
   std::array<char*, 5> arguments{words[0].data(), words[1].data(), words[2].data(), words[3].data(),
                                  nullptr};
   Child child;
   const int failed =
-      ::posix_spawnp(&child.pid, python.c_str(), &actions, nullptr, arguments.data(), environ);
+      ::posix_spawnp(&child.pid, program.c_str(), &actions, nullptr, arguments.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (failed != 0) {
     child.pid = -1;
