@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
 
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "store/codec/dcp_sharding.h"

@@ -320,7 +320,7 @@ void RuleSet::plain_name(std::string_view tensor_name, PlainName& plain) const {
 }
 
 /// One for each rule of layers: the same, under the names of layers that predict further tokens.
-Result<> RuleSet::derive_mtp_rules() {
+Result<> RuleSet::derive_mtp_rules(size_t most) {
   constexpr std::string_view kLayers = "layers.{layer}.";
   // They may be below a component: "decoder.layers.{layer}.".
   const auto behind_layers = [&](std::string_view name) -> std::optional<std::string_view> {
@@ -330,6 +330,7 @@ Result<> RuleSet::derive_mtp_rules() {
   };
   written_rules_ = rules_.size();
   mtp_rule_of_.clear();
+  size_t derived = 0;
   for (size_t written = 0; written < written_rules_ && !mtp_layers_.empty(); ++written) {
     if (rules_[written].stage != StagePlace::kLayer) continue;
     Rule rule = rules_[written];
@@ -338,6 +339,13 @@ Result<> RuleSet::derive_mtp_rules() {
     for (const NamePattern& name : rules_[written].names) {
       const auto rest = behind_layers(name.text());
       if (!rest) continue;
+      derived += mtp_layers_.size();
+      if (derived > most) {
+        return invalid_argument(
+            "that makes more than {} further name patterns: one for each of these, of each pattern "
+            "of a layer",
+            most);
+      }
       for (const std::string& layers : mtp_layers_) {
         PTC_TRY(auto pattern, NamePattern::parse(fmt::format("{}.{}", layers, *rest)));
         rule.names.push_back(std::move(pattern));

@@ -197,7 +197,7 @@ class RuleSet {
   struct Knowledge;
   Knowledge knowledge_of(const std::vector<std::string_view>& names) const;
   bool has_parameter_in(std::string_view name) const;
-  Result<> derive_mtp_rules();
+  Result<> derive_mtp_rules(size_t most);
   void derive_adapter_rules();
   size_t holder(std::string_view name) const;  // its bytes and the dot's; 0: there is none
   std::optional<Match> find_behind(std::string_view tensor_name, bool held) const;

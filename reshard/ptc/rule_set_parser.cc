@@ -407,18 +407,20 @@ Result<> RuleSetParser::rules(const json::object& object) {
     set_->rules_.insert(set_->rules_.end(), extended_->rules_.begin(),
                         extended_->rules_.begin() + extended_->written_rules_);
   }
-  if (auto derived = set_->derive_mtp_rules(); !derived)
+  const auto check_patterns = [this](std::string_view which) -> Result<> {
+    size_t patterns = 0;
+    for (const Rule& rule : set_->rules_) patterns += rule.names.size();
+    if (patterns <= kMaxPatterns) return ok();
+    return error({"rules"}, fmt::format("the rules have {} name patterns{}; at most {} are allowed",
+                                        patterns, which, kMaxPatterns));
+  };
+  PTC_TRY(check_patterns(""));
+  if (auto derived = set_->derive_mtp_rules(kMaxPatterns); !derived)
     return error({"mtp_layers"}, derived.error().message());
   set_->derive_adapter_rules();
-  size_t patterns = 0;
-  for (const Rule& rule : set_->rules_) {
-    patterns += rule.names.size();
+  PTC_TRY(check_patterns(", with those that mtp_layers and adapters add"));
+  for (const Rule& rule : set_->rules_)
     for (const NamePattern& name : rule.names) set_->numbers_matter_ |= names_number(name.text());
-  }
-  if (patterns > kMaxPatterns) {
-    return error({"rules"}, fmt::format("the rules have {} name patterns; at most {} are allowed",
-                                        patterns, kMaxPatterns));
-  }
   for (const std::string& prefix : set_->prefixes_) set_->numbers_matter_ |= names_number(prefix);
   return ok();
 }

@@ -20,7 +20,8 @@ CONFIG = {"model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 6
           "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
           "vocab_size": 256, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
 FIRST = "tp1-pp1-dp1"  # as it was written
-LAYOUTS = ("tp8-pp4-dp1-ep16", "tp4-pp2-dp1-ep8", "tp2-pp1-dp1-ep32", "tp8-pp1-dp4-ep8")
+LAYOUTS = ("tp8-pp4-dp1-ep16", "tp4-pp2-dp1-ep8", "tp2-pp1-dp1-ep32", "tp8-pp1-dp4-ep8",
+           "tp2-pp1-dp1", "tp1-pp1-dp8-fsdp")  # of these two each rank has a part of every tensor
 
 
 def deepseek():

@@ -268,6 +268,17 @@ class Families(mount.TestCase):
                     self.assertIn("model.layers.{layer}.self_attn.q_proj.weight", rules["description"])
         self.assertEqual(len(tried), 3)
 
+    def test_rules_are_suggested_of_a_type_that_transformers_do_not_know(self):
+        """By guesses alone; so, too, where a type is no text at all."""
+        model = families.tiny("llama")
+        for name, told in (("nobodys", {"model_type": "nobodys"}), ("list", {"model_type": ["llama"], "vision": {"model_type": 1}})):
+            directory = self.temporary("unknown-" + name)
+            tensors = {"model.layers.0.odd.weight": model.tensors["model.norm.weight"].clone(), **model.tensors}
+            write(directory, {**model.config, **told}, tensors)
+            done = self.mount.ptc("rules", "suggest", directory, "--python", sys.executable)
+            self.assertIn("do not know this type: guessed", done.stderr)
+            self.assertEqual([rule["names"] for rule in json.loads(done.stdout)["rules"]], [["model.layers.{layer}.odd.weight"]])
+
     def test_falcon_in_each_of_its_forms(self):
         """What the model itself takes for q, k and v in a rank's part of the fused weight are that rank's heads."""
         from transformers.models.falcon import FalconConfig, modeling_falcon

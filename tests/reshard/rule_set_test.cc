@@ -453,6 +453,13 @@ TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
               HasSubstr("at most 64 prefixes"));
   EXPECT_THAT(parse_error(many(begin + "\"rules\": [", R"({"names": ["{layer}"]})", 4097, "]}")),
               HasSubstr("4097 name patterns; at most 4096"));
+  // What follows from it is counted before it is made: ten million patterns would be gigabytes.
+  const std::string layers = many(begin + "\"mtp_layers\": [", "\"a\"", 4000, R"(], "rules": [)");
+  EXPECT_THAT(parse_error(many(layers, R"({"names": ["layers.{layer}.w"]})", 4000, "]}")),
+              HasSubstr("more than 4096 further name patterns"));
+  EXPECT_THAT(parse_error(many(begin + R"("extends": "llama", "rules": [)",
+                               R"({"names": ["layers.{layer}.w"]})", 1000, "]}")),
+              HasSubstr("with those that mtp_layers and adapters add; at most 4096"));
   EXPECT_THAT(
       rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
       HasSubstr("at most 256 characters"));
