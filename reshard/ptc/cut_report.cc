@@ -114,24 +114,37 @@ const std::set<std::vector<std::string>>& rules_of_families() {
   return all;
 }
 
+/// A name of each kind: those of one kind have the same rule.
+std::vector<std::string_view> kinds_of_names(const Model& model) {
+  std::vector<std::string_view> names;
+  std::set<std::string> known;
+  for (const TensorInfo& info : model.tensors()) {
+    if (model.rules().numbers_matter() ||
+        known.insert(template_of(info.name, std::nullopt).text).second)
+      names.push_back(info.name);
+  }
+  return names;
+}
+
 /// Rules of a job's own that hold for no tensor. `used`: by written rule.
 json::array unused_rules(const Model& model, const std::vector<bool>& used) {
   json::array unused;
   const RuleSet& rules = model.rules();
   RuleFinder finder(rules);
+  const std::vector<std::string_view> names = kinds_of_names(model);
   for (size_t i = 0; i < rules.written_rules(); ++i) {
     const Rule& rule = rules.rules()[i];
     const std::vector<std::string> patterns = patterns_of(rule);
     if (used[i] || rules_of_families().contains(patterns)) continue;
     std::string why = "no tensor has such a name";
-    for (const TensorInfo& info : model.tensors()) {
-      const auto holds = finder.find(info.name);
-      if (!holds || std::none_of(rule.names.begin(), rule.names.end(), [&](const auto& pattern) {
-            return rules.matches(pattern, info.name);
-          }))
+    for (const std::string_view name : names) {
+      if (std::none_of(rule.names.begin(), rule.names.end(),
+                       [&](const auto& pattern) { return rules.matches(pattern, name); }))
         continue;
-      why = fmt::format("a rule before it holds for {}: {}", info.name,
-                        pattern_of(model, *holds->rule, info.name));
+      const auto holds = finder.find(name);
+      if (!holds) continue;
+      why = fmt::format("a rule before it holds for {}: {}", name,
+                        pattern_of(model, *holds->rule, name));
       break;
     }
     unused.push_back(json::object{{"names", json::array(patterns.begin(), patterns.end())},

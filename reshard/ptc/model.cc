@@ -104,11 +104,16 @@ uint64_t rank_of(const LayoutSpec& spec, const StateCoords& state) {
 
 Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                           std::vector<TensorInfo> tensors) {
+  return bind(std::move(rules), std::move(facts), std::move(tensors), CutShapes());
+}
+
+Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                          std::vector<TensorInfo> tensors, CutShapes shapes) {
   Model model;
   model.rules_ = std::move(rules);
   model.facts_ = std::move(facts);
   model.tensors_ = std::move(tensors);
-  PTC_TRY(Binder(model).bind());
+  PTC_TRY(Binder(model, std::move(shapes)).bind());
   return model;
 }
 
@@ -277,8 +282,11 @@ Result<> Model::check_not_with(uint32_t tensor, const LayoutSpec& spec) const {
     const uint32_t size = name == "tp"   ? tp_ranks(tensor, sizes)
                           : name == "pp" ? sizes.pp
                                          : sizes.ep;
-    if (size == 1) continue;
-    return invalid_argument("{} cannot be cut under {} = {}{}", tensors_[tensor].name, name, size,
+    // What ep may not cut is of experts, and these are what etp cuts.
+    const bool by_etp = size == 1 && name == "ep" && sizes.etp > 1;
+    if (size == 1 && !by_etp) continue;
+    return invalid_argument("{} cannot be cut under {} = {}{}", tensors_[tensor].name,
+                            by_etp ? "etp" : name, by_etp ? sizes.etp : size,
                             bound.rule->description.empty()
                                 ? std::string()
                                 : fmt::format(" ({})", bound.rule->description));
@@ -368,6 +376,11 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint64_t extent, uint32_t ran
   const RuleCut& rule_cut = (*cuts_)[bound.cut];
   if (!rule_cut.cut) {
     if (ranks == 1) return AxisSlice::whole(extent);
+    if (!rule_cut.problem.empty())
+      return invalid_argument(
+          "{}; commit it with the right config.json, or save a rules.json with {}, {}",
+          rule_cut.problem, rules_with(*rules_, R"("facts": {"heads": …, "kv_heads": …})"),
+          kThenTheLayout);
     const std::string& fact = rule_cut.missing_fact;
     return invalid_argument(
         "{} is not known: put the model's config.json beside its files in the checkpoint (into "
@@ -643,6 +656,15 @@ Result<Model> Model::with_vocabulary(
   return model;
 }
 
+std::vector<std::string> Model::head_problems() const {
+  std::vector<std::string> problems;
+  for (const RuleCut& cut : *cuts_) {
+    const bool known = std::find(problems.begin(), problems.end(), cut.problem) != problems.end();
+    if (!cut.problem.empty() && !known) problems.push_back(cut.problem);
+  }
+  return problems;
+}
+
 std::string Model::describe(uint32_t tensor) const {
   const Bound& bound = bound_[tensor];
   if (!covered(bound)) return "no rule: cannot be cut";
@@ -658,7 +680,9 @@ std::string Model::describe(uint32_t tensor) const {
   } else {
     const RuleCut& rule_cut = (*cuts_)[bound.cut];
     text += fmt::format("tp cuts axis {}", *tp_axis(tensor));
-    if (!rule_cut.cut) {
+    if (!rule_cut.problem.empty()) {
+      text += fmt::format(" ({})", rule_cut.problem);
+    } else if (!rule_cut.cut) {
       text += fmt::format(" ('{}' is not known)", rule_cut.missing_fact);
     } else if (rule_cut.cut->vocab_multiple > 0) {
       const uint64_t multiple = tensors_[tensor].vocab_multiple;

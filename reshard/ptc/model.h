@@ -187,6 +187,10 @@ class Model {
   Result<Model> with_vocabulary(
       const std::function<Result<uint64_t>(uint64_t rows)>& multiple) const;
 
+  /// Why layers' heads cannot be told, where config.json contradicts the tensors: one sentence for
+  /// each that is another.
+  std::vector<std::string> head_problems() const;
+
   /// One line on how tp and ep cut the tensor; for `ptc rules`.
   std::string describe(uint32_t tensor) const;
 
@@ -211,7 +215,15 @@ class Model {
   struct RuleCut {
     std::optional<ResolvedCut> cut;
     std::string missing_fact;  // the fact without which cut is not known
+    std::string problem;       // … or why the facts and the tensors' shapes give none
   };
+  /// Shapes that are what one of `tp` ranks has, but of what has said its whole's.
+  struct CutShapes {
+    uint32_t tp = 1;
+    std::vector<bool> whole;  // by tensor
+  };
+  static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                            std::vector<TensorInfo> tensors, CutShapes shapes);
   static bool needs_rules(const LayoutSpec& spec);
   Result<> check_not_with(uint32_t tensor, const LayoutSpec& spec) const;
   std::optional<uint32_t> own_axis(uint32_t tensor) const;

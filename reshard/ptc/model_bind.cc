@@ -46,6 +46,17 @@ class Facts {
   std::string missing_;
 };
 
+bool counts_heads(const Rule& rule) {
+  if (!rule.cut) return false;
+  const auto is = [](const RuleNumber& number) {
+    const auto* fact = std::get_if<std::string>(&number);
+    return fact != nullptr && (*fact == "heads" || *fact == "kv_heads");
+  };
+  return std::any_of(rule.cut->parts.begin(), rule.cut->parts.end(), [&](const CutPart& part) {
+    return is(part.size) || (part.heads && is(*part.heads));
+  });
+}
+
 }  // namespace
 
 std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors) {
@@ -64,12 +75,27 @@ std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors) {
   return masters;
 }
 
-uint32_t Model::Binder::cut_of_rule(const Rule& rule) {
+/// `heads`: what is found of the tensor's layer, in heads_; kNone: nothing.
+uint32_t Model::Binder::cut_of_rule(const Rule& rule, uint32_t heads) {
   if (!rule.cut) return kNone;
-  uint32_t& index = cut_of_rule_[static_cast<size_t>(&rule - model_.rules_->rules().data())];
+  const auto number = static_cast<size_t>(&rule - model_.rules_->rules().data());
+  uint32_t& index = heads == kNone
+                        ? cut_of_rule_[number]
+                        : cut_of_heads_.try_emplace({number, heads}, kNone).first->second;
   if (index != kNone) return index;
   index = static_cast<uint32_t>(cuts_.size());
-  Facts facts(model_.facts_);
+  if (heads != kNone && !heads_[heads].problem.empty()) {
+    cuts_.push_back({.problem = heads_[heads].problem});
+    return index;
+  }
+  RuleSet::Facts of_layer;
+  if (heads != kNone) {
+    of_layer.numbers = model_.facts_.numbers;
+    const AttentionHeads& found = *heads_[heads].heads;
+    of_layer.numbers["heads"] = found.heads;
+    if (found.kv_heads > 0) of_layer.numbers["kv_heads"] = found.kv_heads;
+  }
+  Facts facts(heads == kNone ? model_.facts_ : of_layer);
   ResolvedCut cut;
   cut.axis = rule.cut->axis;
   cut.block = rule.cut->block;
@@ -117,6 +143,7 @@ Result<> Model::Binder::bind() {
   parameter_at_.resize(count);
   masters_ = find_masters(model_.tensors_);
   cut_of_rule_.assign(model_.rules_->rules().size(), kNone);
+  for (const Rule& rule : model_.rules_->rules()) counts_heads_.push_back(counts_heads(rule));
   for (uint32_t tensor = 0; tensor < count; ++tensor) {
     const TensorInfo& info = model_.tensors_[tensor];
     auto elements = num_elements(info.shape);
@@ -146,29 +173,117 @@ Result<> Model::Binder::bind() {
 
 void Model::Binder::bind_to_rules() {
   RuleFinder finder(*model_.rules_);
-  std::vector<const Rule*> tied;
-  for (const Rule& rule : model_.rules_->rules()) {
-    if (tied_copy(rule)) tied.push_back(&rule);
-  }
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const std::string& name = model_.tensors_[tensor].name;
     const auto match = masters_[tensor] ? std::nullopt : finder.find(name);
     if (!match) continue;
     Bound& bound = model_.bound_[tensor];
-    bound.tied_copy = std::find(tied.begin(), tied.end(), match->rule) != tied.end();
+    if (match->rule->tied_head) {
+      const auto [known, is_new] = tied_.try_emplace(match->rule, false);
+      if (is_new) known->second = tied_copy(*match->rule);
+      bound.tied_copy = known->second;
+    }
     if (match->part_of != nullptr) {
       quantised_.emplace_back(tensor, *match);
       continue;
     }
     bind_to_rule(tensor, *match);
   }
+  count_heads();
+}
+
+/// The attention that a tensor is part of: its name up to that module's end.
+std::string Model::Binder::attention_of(uint32_t tensor, const NameMatch& name) const {
+  const TensorInfo& info = model_.tensors_[tensor];
+  size_t end = 0;
+  if (name.layer) {
+    end = std::min(info.name.find('.', std::min(name.layer_end + 1, info.name.size())),
+                   info.name.size());
+  } else {
+    end = std::min(info.name.rfind('.'), info.name.size());
+    end = end == 0 ? 0 : std::min(info.name.rfind('.', end - 1), info.name.size());
+  }
+  return fmt::format("{}\n{}", info.name.substr(0, end), info.file);
+}
+
+/// Finds how many heads each layer has, and cuts by these what is bound so far.
+void Model::Binder::count_heads() {
+  struct Layer {
+    AttentionExtents extents;
+    bool any_whole = false, any_cut = false;
+  };
+  std::unordered_map<std::string, Layer> layers;
+  const auto add = [&](uint32_t tensor, const Rule& rule, const NameMatch& name,
+                       const QuantisedPart* part) {
+    const TensorInfo& info = model_.tensors_[tensor];
+    const bool output = rule.attention == AttentionPart::kOutput;
+    // Where words have several elements nothing of a weight is as long as its inputs.
+    if (info.shape.size() != 2 || (part != nullptr && output)) return;
+    const bool in_out = part != nullptr && part->axes == QuantisedPart::Axes::kInOut;
+    if (part != nullptr && !in_out && part->axes != QuantisedPart::Axes::kWeight) return;
+    Layer& layer = layers[attention_of(tensor, name)];
+    const bool whole = shapes_.tp == 1 || shapes_.whole[tensor];
+    (whole ? layer.any_whole : layer.any_cut) = true;
+    const auto longest = [&](uint64_t& extent, std::string_view* called) {
+      extent = std::max(extent, info.shape[output || in_out ? 1 : 0]);
+      if (called != nullptr) *called = info.name;
+    };
+    AttentionExtents& extents = layer.extents;
+    switch (rule.attention) {
+      case AttentionPart::kQueries:
+        return longest(extents.queries, &extents.queries_name);
+      case AttentionPart::kKeys:
+        return longest(extents.keys, &extents.keys_name);
+      case AttentionPart::kValues:
+        return longest(extents.values, &extents.values_name);
+      case AttentionPart::kOutput:
+        return longest(extents.output, &extents.output_name);
+      case AttentionPart::kFused:
+        return longest(extents.fused, nullptr);
+      case AttentionPart::kNone:
+        return;
+    }
+  };
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    const Bound& bound = model_.bound_[tensor];
+    if (bound.rule != nullptr && bound.rule->attention != AttentionPart::kNone)
+      add(tensor, *bound.rule, bound.name, nullptr);
+  }
+  for (const auto& [tensor, match] : quantised_)
+    if (match.rule->attention != AttentionPart::kNone)
+      add(tensor, *match.rule, match.name, match.part_of);
+  const AttentionFacts facts(model_.facts_);
+  std::map<std::pair<AttentionHeads, std::string>, uint32_t> number;
+  for (auto& [attention, layer] : layers) {
+    if (layer.any_whole && layer.any_cut) continue;
+    layer.extents.ranks = layer.any_cut ? shapes_.tp : 1;
+    AttentionFacts::Found found = facts.heads_of(layer.extents);
+    if (!found.heads && found.problem.empty()) continue;
+    const auto [known, is_new] =
+        number.try_emplace({found.heads.value_or(AttentionHeads()), found.problem},
+                           static_cast<uint32_t>(heads_.size()));
+    if (is_new) heads_.push_back(std::move(found));
+    heads_of_.emplace(attention, known->second);
+  }
+  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+    Bound& bound = model_.bound_[tensor];
+    if (bound.rule != nullptr && bound.cut != kNone)
+      bound.cut = cut_of(tensor, *bound.rule, bound.name);
+  }
+}
+
+uint32_t Model::Binder::cut_of(uint32_t tensor, const Rule& rule, const NameMatch& name) {
+  const auto number = static_cast<size_t>(&rule - model_.rules_->rules().data());
+  if (heads_of_.empty() || !counts_heads_[number]) return cut_of_rule(rule);
+  const auto found = heads_of_.find(attention_of(tensor, name));
+  return cut_of_rule(rule, found == heads_of_.end() ? kNone : found->second);
 }
 
 void Model::Binder::bind_to_rule(uint32_t tensor, const RuleSet::Match& match) {
   const std::string& name = model_.tensors_[tensor].name;
   Bound& bound = model_.bound_[tensor];
   bound.rule = match.rule;
-  bound.cut = cut_of_rule(*match.rule);
+  bound.cut = cut_of(tensor, *match.rule, match.name);
   if (one_element_[tensor] && match.rule->or_one) bound.cut = kNone;
   bound.name = match.name;
   bound.tied_begin = match.prefix_length;
@@ -237,7 +352,7 @@ bool Model::Binder::is_of_each_head(uint32_t tensor, const RuleSet::Match& match
   if (match.part_of->axes != QuantisedPart::Axes::kHeads || one_element_[tensor] || !rule.cut ||
       rule.cut->axis != 0 || rule.inputs_first || rule.cut->parts.size() != 1)
     return false;
-  const RuleCut& cut = cuts_[cut_of_rule(rule)];
+  const RuleCut& cut = cuts_[cut_of(tensor, rule, match.name)];
   if (!cut.cut) return false;
   const uint64_t heads = cut.cut->parts.front().heads;
   const uint64_t rows = model_.tensors_[tensor].shape[0];

@@ -2,10 +2,13 @@
 // find_masters().
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "reshard/ptc/attention_heads.h"
 #include "reshard/ptc/model.h"
 #include "reshard/ptc/parameter_names.h"
 
@@ -18,7 +21,8 @@ std::vector<bool> find_masters(const std::vector<TensorInfo>& tensors);
 /// Fills in a model of which rules_, facts_ and tensors_ are set.
 class Model::Binder {
  public:
-  explicit Binder(Model& model) : model_(model) {}
+  /// `shapes`: what the tensors' are.
+  Binder(Model& model, CutShapes shapes) : model_(model), shapes_(std::move(shapes)) {}
   Result<> bind();
 
  private:
@@ -34,7 +38,10 @@ class Model::Binder {
   void bind_to_parameter(uint32_t tensor);
   void settle_one_element();
   std::string kind_of(uint32_t tensor) const;
-  uint32_t cut_of_rule(const Rule& rule);
+  uint32_t cut_of_rule(const Rule& rule, uint32_t heads = kNone);
+  uint32_t cut_of(uint32_t tensor, const Rule& rule, const NameMatch& name);
+  std::string attention_of(uint32_t tensor, const NameMatch& name) const;
+  void count_heads();
   bool tied_copy(const Rule& rule) const;
   void count_layers_and_experts();
 
@@ -47,8 +54,14 @@ class Model::Binder {
     size_t begin = 0, length = 0;
   };
   std::vector<Stretch>
-      parameter_at_;  // by tensor that follows one: the parameter's name in its own
-  std::vector<uint32_t> cut_of_rule_;  // by rule: index in cuts
+      parameter_at_;                  // by tensor that follows one: the parameter's name in its own
+  std::map<const Rule*, bool> tied_;  // of rules with tied_head that hold: tied_copy()
+  const CutShapes shapes_;
+  std::vector<uint32_t> cut_of_rule_;         // by rule: index in cuts
+  std::vector<bool> counts_heads_;            // by rule: whether the cut is by a layer's heads
+  std::vector<AttentionFacts::Found> heads_;  // different ones
+  std::unordered_map<std::string, uint32_t> heads_of_;  // by attention_of(): index in heads_
+  std::map<std::pair<size_t, uint32_t>, uint32_t> cut_of_heads_;  // by rule and index in heads_
   std::vector<RuleCut> cuts_;
 };
 

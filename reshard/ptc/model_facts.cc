@@ -82,6 +82,10 @@ std::vector<std::string> contradictions(const Model& model) {
   const Contradictions numbers = contradictions_of(model);
   for (const auto& one : {numbers.layers, numbers.experts})
     if (one) all.push_back(one->to_string());
+  // Of a model whose numbers are wrong each layer has the same to say.
+  const std::vector<std::string> heads = model.head_problems();
+  if (!heads.empty()) all.push_back(heads.front());
+  if (heads.size() > 1) all.back() += fmt::format(" (and of {} more)", heads.size() - 1);
   const uint64_t vocabulary = fact_of(model, "vocab");
   RuleFinder finder(model.rules());
   for (const TensorInfo& tensor : model.tensors()) {

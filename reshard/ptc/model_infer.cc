@@ -63,7 +63,8 @@ class Model::Inference {
     const std::vector<uint64_t>& dense_rows = spec_.shard_ep ? dense_rows_ : dp_rows_;
     undo_dp_cut(*rules, spec_.optimizer, {spec_.dp_parts(), dp_rows_},
                 {spec_.dense_parts(), dense_rows}, said_, tensors_);
-    PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_)));
+    PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_),
+                                {spec_.sizes.tp, said_}));
     PTC_TRY(widen());
     model_.find_kinds();
     PTC_TRY(model_.check(spec_));

@@ -72,15 +72,21 @@ const Builtins& parsed_builtins() {
 }
 
 /// "text_config.num_attention_heads": within the object of that name.
+/// "per_layer_config.*.head_dim": within the first object there that has it.
 const json::value* value_at(const json::object& config, std::string_view key) {
-  const json::object* object = &config;
-  for (size_t dot = key.find('.'); dot != std::string_view::npos; dot = key.find('.')) {
-    const json::value* inner = object->if_contains(key.substr(0, dot));
-    if (!inner || !inner->is_object()) return nullptr;
-    object = &inner->get_object();
-    key.remove_prefix(dot + 1);
+  const size_t dot = key.find('.');
+  if (dot == std::string_view::npos) return config.if_contains(key);
+  const std::string_view behind = key.substr(dot + 1);
+  const auto within = [&](const json::value& inner) {
+    return inner.is_object() ? value_at(inner.get_object(), behind) : nullptr;
+  };
+  if (key.substr(0, dot) != "*") {
+    const json::value* inner = config.if_contains(key.substr(0, dot));
+    return inner ? within(*inner) : nullptr;
   }
-  return object->if_contains(key);
+  for (const auto& member : config)
+    if (const json::value* value = within(member.value())) return value;
+  return nullptr;
 }
 
 std::optional<uint64_t> fact_value(const json::value& value) {
@@ -383,6 +389,7 @@ void RuleSet::derive_adapter_rules() {
       }
       rule.expert_axis.reset();
       rule.inputs_first = false;
+      rule.attention = AttentionPart::kNone;
       rules_.push_back(std::move(rule));
     }
   }
@@ -555,12 +562,14 @@ Result<RuleSet::Facts> RuleSet::facts(std::string_view config_text) const {
       if (among(tied_types_)) facts.tied = true;
       else if (unknown && facts.tied == false) facts.tied.reset();
     }
+    // Where the model's and its text model's contradict each other, types differ in which they ask.
+    // A model that has a head of its own is not tied, whatever they say.
+    std::optional<bool> said;
     for (const std::string& key : tied_keys_) {
       const json::value* tied = value_at(config, key);
-      if (!tied || !tied->is_bool()) continue;
-      facts.tied = tied->get_bool();
-      break;
+      if (tied && tied->is_bool()) said = said.value_or(false) || tied->get_bool();
     }
+    if (said) facts.tied = said;
   }
   for (const auto& [fact, number] : fixed_facts_) facts.numbers[fact] = number;
   return facts;

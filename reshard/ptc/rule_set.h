@@ -48,6 +48,10 @@ enum class StagePlace {
   kAll,
 };
 
+/// What of a layer's attention a weight is. How many key-value heads the layer has follows from
+/// them: attention_heads.h.
+enum class AttentionPart { kNone, kQueries, kKeys, kValues, kOutput, kFused };
+
 struct Rule {
   std::vector<NamePattern> names;
   std::optional<TensorCut> cut;         // nullopt: replicated over tp
@@ -59,9 +63,10 @@ struct Rule {
   std::optional<NamePattern> tied_when;
   bool with_mtp = false;  // also on the stage of what predicts further tokens, if anything does
   /// Sizes that layouts of a model with such a tensor may not have: no cut follows the order in it.
-  std::vector<std::string> not_with;  // "tp", "pp", "ep"
-  bool inputs_first = false;          // a weight stored [in, out]: Conv1D, embeddings
-  bool buffer = false;                // no parameter: FSDP does not cut it
+  std::vector<std::string> not_with;               // "tp", "pp", "ep"
+  bool inputs_first = false;                       // a weight stored [in, out]: Conv1D, embeddings
+  bool buffer = false;                             // no parameter: FSDP does not cut it
+  AttentionPart attention = AttentionPart::kNone;  // of the weights among the names
   bool or_one = false;  // a tensor of one element is for all that the cut divides: whole
   /// Other models have such names with another order inside: only where the model's type is known.
   bool needs_type = false;
@@ -159,6 +164,8 @@ class RuleSet {
   std::vector<std::string> without_wrappers(std::vector<std::string> names) const;
   /// The name of the weight of which a tensor of this name is such a part; empty: of none.
   static std::string weight_of(std::string_view name, const QuantisedPart& part);
+  /// Whether names that differ in their numbers alone may have different rules.
+  bool numbers_matter() const { return numbers_matter_; }
   /// Whether the pattern matches, also behind one of the prefixes, or a quantised part's weight.
   bool matches(const NamePattern& pattern, std::string_view tensor_name) const;
 

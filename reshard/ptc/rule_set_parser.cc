@@ -14,6 +14,8 @@ constexpr uint64_t kMaxMultiple = 1 << 20;
 // Every name of a model may be compared with all patterns behind all prefixes.
 constexpr size_t kMaxPrefixes = 64;
 constexpr size_t kMaxPatterns = 4096;
+constexpr size_t kMaxTied = 64;     // rules with 'tied_head': each is held against every tensor
+constexpr size_t kMaxKnownBy = 64;  // patterns: so is each of these
 constexpr size_t kMaxQuantisedParts = 64;
 constexpr size_t kMaxProduct = 256;  // characters of "kv_heads*head_dim"
 
@@ -157,6 +159,7 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(known_by(object));
   PTC_TRY(mtp_layers(object));
   PTC_TRY(rules(object));
+  PTC_TRY(check_facts(object));
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   if (set_->text_.size() > JsonLimits().max_bytes) {
     return error({"extends"},
@@ -226,6 +229,48 @@ Result<> RuleSetParser::facts(const json::object& object) {
                                      "that give it",
                                      ptc::quoted(name)));
     }
+  }
+  return ok();
+}
+
+/// A number that no rule asks for is a name misspelt. Of a set that extends no other nothing is
+/// said: checkpoints keep such, as they were.
+Result<> RuleSetParser::check_facts(const json::object& object) const {
+  const json::value* own = object.if_contains("facts");
+  if (!own || !extended_) return ok();
+  std::vector<std::string> known = {"layers",         "experts",
+                                    "vocab",          "act_order",
+                                    "group_size",     "weight_bits",
+                                    "heads",          "kv_heads",
+                                    "head_dim",       "value_head_dim",
+                                    "layer_heads",    "layer_kv_heads",
+                                    "layer_head_dim", "layer_value_head_dim"};
+  for (const auto& fact : extended_->fact_keys_) known.push_back(fact.first);
+  for (const auto& fact : extended_->fixed_facts_) known.push_back(fact.first);
+  const auto add = [&](const RuleNumber& number) {
+    const auto* product = std::get_if<std::string>(&number);
+    for (size_t begin = 0; product != nullptr && begin <= product->size();) {
+      const size_t end = std::min(product->find('*', begin), product->size());
+      known.push_back(product->substr(begin, end - begin));
+      begin = end + 1;
+    }
+  };
+  for (const Rule& rule : set_->rules_) {
+    if (!rule.cut) continue;
+    for (const CutPart& part : rule.cut->parts) {
+      add(part.size);
+      if (part.heads) add(*part.heads);
+      for (const auto& fact : part.when) known.push_back(fact.first);
+    }
+  }
+  for (const auto& fact : own->get_object()) {
+    const std::string name(fact.key());
+    if (fact.value().is_array() || std::find(known.begin(), known.end(), name) != known.end())
+      continue;
+    const auto nearest = nearest_name(name, known);
+    return error({"facts", name},
+                 fmt::format("no rule uses the fact {}{}", ptc::quoted(name),
+                             nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : ""));
   }
   return ok();
 }
@@ -378,6 +423,8 @@ Result<> RuleSetParser::known_by(const json::object& object) {
   for (const json::value& item : value->get_array()) {
     PTC_TRY(auto name, pattern(item, {"known_by", std::to_string(set_->known_by_.size())}));
     set_->known_by_.push_back(std::move(name));
+    if (set_->known_by_.size() > kMaxKnownBy)
+      return error({"known_by"}, fmt::format("at most {} names are allowed", kMaxKnownBy));
   }
   return ok();
 }
@@ -415,6 +462,11 @@ Result<> RuleSetParser::rules(const json::object& object) {
                                         patterns, which, kMaxPatterns));
   };
   PTC_TRY(check_patterns(""));
+  const auto tied = std::count_if(set_->rules_.begin(), set_->rules_.end(),
+                                  [](const Rule& rule) { return rule.tied_head.has_value(); });
+  if (tied > static_cast<ptrdiff_t>(kMaxTied))
+    return error({"rules"},
+                 fmt::format("{} rules have 'tied_head'; at most {} are allowed", tied, kMaxTied));
   if (auto derived = set_->derive_mtp_rules(kMaxPatterns); !derived)
     return error({"mtp_layers"}, derived.error().message());
   set_->derive_adapter_rules();
@@ -435,10 +487,10 @@ Result<NamePattern> RuleSetParser::pattern(const json::value& value, const Path&
 Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) const {
   if (!value.is_object()) return error(path, "a rule must be an object");
   const json::object& object = value.get_object();
-  PTC_TRY(
-      known_keys(object, path,
-                 {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when", "with_mtp",
-                  "not_with", "inputs_first", "buffer", "or_one", "needs_type", "description"}));
+  PTC_TRY(known_keys(
+      object, path,
+      {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when", "with_mtp", "not_with",
+       "inputs_first", "buffer", "or_one", "needs_type", "attention", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -484,8 +536,21 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   PTC_TRY(rule.buffer, flag(object, "buffer", path));
   PTC_TRY(rule.or_one, flag(object, "or_one", path));
   PTC_TRY(rule.needs_type, flag(object, "needs_type", path));
+  PTC_TRY(rule.attention, attention(object, path));
   PTC_TRY(rule.description, text_member(object, "description", path));
   return rule;
+}
+
+Result<AttentionPart> RuleSetParser::attention(const json::object& object, const Path& path) const {
+  PTC_TRY(const std::string word, text_member(object, "attention", path));
+  if (word.empty()) return AttentionPart::kNone;
+  if (word == "queries") return AttentionPart::kQueries;
+  if (word == "keys") return AttentionPart::kKeys;
+  if (word == "values") return AttentionPart::kValues;
+  if (word == "output") return AttentionPart::kOutput;
+  if (word == "fused") return AttentionPart::kFused;
+  return error(path / "attention",
+               "'attention' must be \"queries\", \"keys\", \"values\", \"output\" or \"fused\"");
 }
 
 Result<StagePlace> RuleSetParser::stage(const json::object& object, const Path& path) const {

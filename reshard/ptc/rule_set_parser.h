@@ -31,6 +31,7 @@ class RuleSetParser {
 
   Result<> header(const boost::json::object& object);
   Result<> facts(const boost::json::object& object);
+  Result<> check_facts(const boost::json::object& object) const;
   Result<> tied(const boost::json::object& object);
   Result<> scales(const boost::json::object& object);
   Result<> quantised(const boost::json::object& object);
@@ -41,6 +42,7 @@ class RuleSetParser {
   Result<> rules(const boost::json::object& object);
   Result<Rule> rule(const boost::json::value& value, const Path& path) const;
   Result<NamePattern> pattern(const boost::json::value& value, const Path& path) const;
+  Result<AttentionPart> attention(const boost::json::object& object, const Path& path) const;
   Result<StagePlace> stage(const boost::json::object& object, const Path& path) const;
   Result<TensorCut> cut(const boost::json::value& value, const Path& path) const;
   Result<> vocabulary(const boost::json::object& object, const Path& path, TensorCut& cut) const;

@@ -20,7 +20,7 @@ SMALL = {"num_layers": 2, "num_single_layers": 2, "num_attention_heads": 4, "att
 #: Of diffusers' transformers, the set of rules that is to know each.
 FAMILIES = {"FluxTransformer2DModel": "flux", "Flux2Transformer2DModel": "flux", "SD3Transformer2DModel": "flux",
             "QwenImageTransformer2DModel": "flux", "WanTransformer3DModel": "flux", "DiTTransformer2DModel": "dit",
-            "PixArtTransformer2DModel": "dit"}
+            "PixArtTransformer2DModel": "dit", "OvisImageTransformer2DModel": "ovis_image"}
 
 
 def tiny(name):

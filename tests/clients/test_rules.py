@@ -318,6 +318,12 @@ class Explained(mount.TestCase):
                            env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=120)
         self.assertEqual(sorted(os.listdir(there)), ["sitecustomize.py", "transformers"])
 
+    def test_what_only_is_named_as_a_file_is_not_waited_for(self):
+        directory = self.temporary("model-pipe")
+        os.mkfifo(directory + "/model.safetensors")
+        done = self.mount.ptc("rules", "check", directory + "/.", check=False)
+        self.assertIn("model.safetensors: it is not a regular file", done.stderr)
+
     def test_what_a_refusal_says_can_be_done(self):
         model = models.Llama()
         model.tensors.append(models.Tensor("model.layers.0.odd.up_proj.weight", "F32", (8, 4), bytes(128)))

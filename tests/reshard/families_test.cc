@@ -69,6 +69,66 @@ TEST(Families, Qwen3WithExperts) {
             "[3, 10, 3]: [0:3, 0:10, 3:6]");
 }
 
+/// As Megatron-Core's ranks make them, which need a GPU: one of two tp ranks of two key heads of
+/// three elements, and four value heads of two.
+TEST(Families, MegatronsGatedDeltaNet) {
+  const auto rules = RuleSet::builtin("megatron").value();
+  const auto facts = rules->facts(R"({"num_layers": 1, "linear_num_key_heads": 2,
+      "linear_key_head_dim": 3, "linear_num_value_heads": 4, "linear_value_head_dim": 2})");
+  const std::string net = "decoder.layers.0.self_attention.";
+  std::vector<TensorInfo> tensors;
+  const auto add = [&](std::string_view name, Shape shape) {
+    tensors.push_back({.file = "m", .name = net + std::string(name), .shape = std::move(shape)});
+  };
+  add("in_proj.weight", {36, 4});
+  add("conv1d.weight", {20, 1, 4});
+  add("A_log", {4});
+  add("out_norm.weight", {2});
+  add("out_proj.weight", {4, 8});
+  add("in_proj.weight.key", {6, 4});
+  add("in_proj.weight.alpha", {4, 4});
+  add("core_attention.indexer.linear_wq_b.weight", {8, 4});
+  const Model model = Model::bind(rules, facts.value(), tensors).value();
+  const auto on = [&](std::string_view name) {
+    return part(model, net + std::string(name), {.tp = 2}, {.tp = 1});
+  };
+  EXPECT_EQ(on("in_proj.weight"),
+            "[18, 4]: [3:6, 0:4] [9:12, 0:4] at [3, 0] [16:20, 0:4] at [6, 0] "
+            "[24:28, 0:4] at [10, 0] [30:32, 0:4] at [14, 0] [34:36, 0:4] at [16, 0]");
+  EXPECT_EQ(on("conv1d.weight"),
+            "[10, 1, 4]: [3:6, 0:1, 0:4] [9:12, 0:1, 0:4] at [3, 0, 0] "
+            "[16:20, 0:1, 0:4] at [6, 0, 0]");
+  EXPECT_EQ(on("A_log"), "[2]: [2:4]");
+  EXPECT_EQ(on("out_norm.weight"), "[2]: [0:2]");
+  EXPECT_EQ(on("out_proj.weight"), "[4, 4]: [0:4, 4:8]");
+  EXPECT_EQ(on("in_proj.weight.key"), "[3, 4]: [3:6, 0:4]");
+  EXPECT_EQ(on("in_proj.weight.alpha"), "[2, 4]: [2:4, 0:4]");
+  EXPECT_EQ(on("core_attention.indexer.linear_wq_b.weight"), "[8, 4]: [0:8, 0:4]");
+}
+
+/// What makes its two halves one MLP is no matter of Flux' names: the same weights, twice as long.
+TEST(Families, OvisImageIsGated) {
+  std::vector<TensorInfo> tensors;
+  const auto add = [&](std::string name, Shape shape) {
+    tensors.push_back({.file = "m", .name = std::move(name), .shape = std::move(shape)});
+  };
+  add("context_embedder_norm.weight", {8});
+  add("timestep_embedder.linear_1.weight", {8, 8});
+  add("transformer_blocks.0.attn.add_q_proj.weight", {8, 8});
+  add("transformer_blocks.0.ff.net.0.proj.weight", {16, 8});
+  add("single_transformer_blocks.0.proj_mlp.bias", {16});
+  std::vector<std::string> names;
+  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
+  const auto rules = RuleSet::choose(std::nullopt, names);
+  ASSERT_NE(rules, nullptr);
+  EXPECT_EQ(rules->family(), "ovis_image");
+  const Model model = Model::bind(rules, {}, tensors).value();
+  EXPECT_EQ(part(model, names[3], {.tp = 2}, {.tp = 1}),
+            "[8, 8]: [4:8, 0:8] [12:16, 0:8] at [4, 0]");
+  EXPECT_EQ(part(model, names[4], {.tp = 2}, {.tp = 0}), "[8]: [0:4] [8:12] at [4]");
+  EXPECT_EQ(part(model, names[1], {.tp = 2}, {.tp = 1}), "[8, 8]: [0:8, 0:8]");
+}
+
 /// One number a layer, which is a buffer: with its layer, and never cut.
 TEST(Families, GemmasScalarsOfLayers) {
   for (const char* type : {"gemma4_text", "gemma4_unified_text"}) {

@@ -243,7 +243,7 @@ TEST(RuleSet, FactsMayLieWithinTheConfig) {
       {"num_attention_heads": 8, "tie_word_embeddings": true}, "vision_config": 5})");
   ASSERT_TRUE(facts);
   EXPECT_EQ(facts.value().numbers.at("heads"), 8u);
-  EXPECT_EQ(facts.value().numbers.at("kv_heads"), 8u);
+  EXPECT_FALSE(facts.value().numbers.contains("kv_heads"));  // the tensors say it
   EXPECT_EQ(facts.value().tied, true);
   // What is tied where it does not say.
   EXPECT_EQ(llama->facts(R"({"model_type": "gemma"})").value().tied, true);
@@ -346,8 +346,8 @@ TEST(RuleSet, FactsComeFromTheConfig) {
   const auto facts = llama->facts(R"({"num_attention_heads": 32, "num_key_value_heads": null,
       "num_hidden_layers": 2, "vocab_size": "many", "tie_word_embeddings": true})");
   ASSERT_TRUE(facts.has_value());
-  EXPECT_EQ(facts.value().numbers, (std::map<std::string, uint64_t, std::less<>>{
-                                       {"heads", 32}, {"kv_heads", 32}, {"layers", 2}}));
+  EXPECT_EQ(facts.value().numbers,
+            (std::map<std::string, uint64_t, std::less<>>{{"heads", 32}, {"layers", 2}}));
   EXPECT_EQ(facts.value().tied, true);
   EXPECT_EQ(llama->facts("").value().tied, false);
   EXPECT_TRUE(llama->facts("").value().numbers.empty());
@@ -355,6 +355,33 @@ TEST(RuleSet, FactsComeFromTheConfig) {
   ASSERT_FALSE(wrong.has_value());
   EXPECT_THAT(wrong.error().message(), HasSubstr("config.json: line 1"));
   EXPECT_FALSE(llama->facts("[]").has_value());
+}
+
+TEST(RuleSet, FactsOfLayersAreOfTheFirstThatHasThem) {
+  const auto llama = RuleSet::builtin("llama").value();
+  const auto numbers = llama
+                           ->facts(R"({"text_config": {"per_layer_config": {
+      "3": {"sliding_window": 8}, "5": {"head_dim": 512, "num_key_value_heads": 2}, "7": 9}}})")
+                           .value()
+                           .numbers;
+  EXPECT_EQ(numbers.at("layer_head_dim"), 512u);
+  EXPECT_EQ(numbers.at("layer_kv_heads"), 2u);
+  EXPECT_FALSE(numbers.contains("layer_heads"));
+}
+
+/// Types differ in whose they ask. Tied without need costs a copy, untied without need the head.
+TEST(RuleSet, TiedIfTheModelOrItsTextModelSaysSo) {
+  const auto llama = RuleSet::builtin("llama").value();
+  const auto tied = [&](std::string_view config) { return llama->facts(config).value().tied; };
+  EXPECT_EQ(tied(R"({"model_type": "llava", "tie_word_embeddings": false,
+                     "text_config": {"tie_word_embeddings": true}})"),
+            true);
+  EXPECT_EQ(tied(R"({"model_type": "llava", "tie_word_embeddings": true,
+                     "text_config": {"tie_word_embeddings": false}})"),
+            true);
+  EXPECT_EQ(tied(R"({"model_type": "gemma3", "text_config": {"tie_word_embeddings": false}})"),
+            false);
+  EXPECT_EQ(tied(R"({"model_type": "gemma3"})"), true);
 }
 
 TEST(RuleSet, AJobsRulesExtendAFamily) {
@@ -438,6 +465,11 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
     EXPECT_THAT(
         rule_error(fmt::format(R"({{"names": ["a"], "stage": "all", "not_with": {}}})", sizes)),
         HasSubstr("not_with"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "attention": "q"})"),
+              HasSubstr("'attention' must be \"queries\", \"keys\""));
+  EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "extends": "llama",
+                              "facts": {"kv_head": 8}})"),
+              HasSubstr("no rule uses the fact 'kv_head' (did you mean 'kv_heads'?)"));
   EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "facts": {"heads": "n_head"}})"),
               HasSubstr("'heads' must be a whole number, or a list"));
 }
@@ -460,6 +492,12 @@ TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
   EXPECT_THAT(parse_error(many(begin + R"("extends": "llama", "rules": [)",
                                R"({"names": ["layers.{layer}.w"]})", 1000, "]}")),
               HasSubstr("with those that mtp_layers and adapters add; at most 4096"));
+  // These are held against every tensor.
+  EXPECT_THAT(parse_error(many(begin + "\"rules\": [",
+                               R"({"names": ["{layer}"], "tied_head": "a"})", 65, "]}")),
+              HasSubstr("65 rules have 'tied_head'; at most 64"));
+  EXPECT_THAT(parse_error(many(begin + "\"known_by\": [", "\"a\"", 65, "]}")),
+              HasSubstr("at most 64 names"));
   EXPECT_THAT(
       rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
       HasSubstr("at most 256 characters"));

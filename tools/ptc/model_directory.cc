@@ -19,9 +19,11 @@ constexpr uint64_t kMaxConfigBytes = 4 << 20;
 
 Result<std::vector<TensorInfo>> tensors_of_file(const std::string& directory,
                                                 const std::string& name) {
-  PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, directory + "/" + name, O_RDONLY));
+  // Nobody may ever write into a pipe of such a name.
+  PTC_TRY(const UniqueFd fd, open_file(AT_FDCWD, directory + "/" + name, O_RDONLY | O_NONBLOCK));
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return errno_error(errno, "cannot read it");
+  if (!S_ISREG(info.st_mode)) return invalid_argument("it is not a regular file");
   const auto bytes = static_cast<uint64_t>(info.st_size);
   const FileFormat& format = format_of(name, /*in_set=*/false);
   const ReadAt read = [&fd](uint64_t offset, std::span<std::byte> into) {
