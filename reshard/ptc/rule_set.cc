@@ -73,9 +73,14 @@ const Builtins& parsed_builtins() {
 
 /// "text_config.num_attention_heads": within the object of that name.
 /// "per_layer_config.*.head_dim": within the first object there that has it.
+/// "head_dim?num_attention_heads": if that stands beside it.
 const json::value* value_at(const json::object& config, std::string_view key) {
   const size_t dot = key.find('.');
-  if (dot == std::string_view::npos) return config.if_contains(key);
+  if (dot == std::string_view::npos) {
+    const size_t mark = key.find('?');
+    if (mark != key.npos && !config.contains(key.substr(mark + 1))) return nullptr;
+    return config.if_contains(key.substr(0, mark));
+  }
   const std::string_view behind = key.substr(dot + 1);
   const auto within = [&](const json::value& inner) {
     return inner.is_object() ? value_at(inner.get_object(), behind) : nullptr;

@@ -107,10 +107,14 @@ SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const 
   std::vector<TensorKind> unknown;
   std::vector<std::string> by_type;  // what other models call so, in another order
   std::vector<std::string> not_planned;
+  const auto type = model_type_of(hints.config);
+  const bool of_type = set != nullptr && type &&
+                       std::find(set->model_types().begin(), set->model_types().end(), *type) !=
+                           set->model_types().end();
   for (const TensorKind& kind : kinds) {
     const auto known = set != nullptr ? set->find(kind.name) : std::nullopt;
     if (!known) unknown.push_back(kind);
-    else if (known->rule->needs_type) by_type.push_back(kind.pattern);
+    else if (known->rule->needs_type && !of_type) by_type.push_back(kind.pattern);
     else if (known->rule->cut && kind.in_layer && kind.last == "weight" && !hints.plan.empty() &&
              !is_planned(hints.plan, kind))
       not_planned.push_back(kind.pattern);

@@ -320,6 +320,7 @@ class Explained(mount.TestCase):
 
     def test_what_only_is_named_as_a_file_is_not_waited_for(self):
         directory = self.temporary("model-pipe")
+        os.mkdir(directory)
         os.mkfifo(directory + "/model.safetensors")
         done = self.mount.ptc("rules", "check", directory + "/.", check=False)
         self.assertIn("model.safetensors: it is not a regular file", done.stderr)

@@ -367,6 +367,11 @@ TEST(RuleSet, FactsOfLayersAreOfTheFirstThatHasThem) {
   EXPECT_EQ(numbers.at("layer_head_dim"), 512u);
   EXPECT_EQ(numbers.at("layer_kv_heads"), 2u);
   EXPECT_FALSE(numbers.contains("layer_heads"));
+  // A size that stands beside no number of heads is of something else, as of a sound's positions.
+  const auto sizes = [&](std::string_view config) { return llama->facts(config).value().numbers; };
+  EXPECT_FALSE(
+      sizes(R"({"head_dim": 64, "text_config": {"num_attention_heads": 4}})").contains("head_dim"));
+  EXPECT_EQ(sizes(R"({"head_dim": 64, "num_attention_heads": 4})").at("head_dim"), 64u);
 }
 
 /// Types differ in whose they ask. Tied without need costs a copy, untied without need the head.
