@@ -36,6 +36,7 @@
 #include "store/base/shell_word.h"
 #include "store/base/size_text.h"
 #include "tools/capabilities.h"
+#include "tools/log_format.h"
 #include "tools/log_limit.h"
 #include "tools/ptcfs_options.h"
 
@@ -50,10 +51,10 @@ constexpr seconds kStopWithin{10};
 constexpr size_t kLogBytes =
     16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
 
-void log_to_stderr(bool debug) {
+void log_to_stderr(bool debug, LogFormat format) {
   auto logger = std::make_shared<spdlog::logger>(
       "ptcfs", std::make_shared<LimitedSink>(std::make_shared<spdlog::sinks::stderr_sink_st>()));
-  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+  set_format(*logger, format);
   logger->set_level(debug ? spdlog::level::debug : spdlog::level::info);
   spdlog::set_default_logger(logger);
 }
@@ -70,7 +71,7 @@ spdlog::file_event_handlers for_its_owner_alone() {
 }
 
 /// Once in the background: the system's log, or a file in the store where there is none.
-void log_in_background(const std::string& store) {
+void log_in_background(const std::string& store, LogFormat format) {
   std::shared_ptr<spdlog::logger> logger;
   auto limited = [](spdlog::sink_ptr sink) {
     return std::make_shared<spdlog::logger>("ptcfs-background",
@@ -79,12 +80,12 @@ void log_in_background(const std::string& store) {
   if (::access("/dev/log", W_OK) == 0) {
     logger = limited(
         std::make_shared<spdlog::sinks::syslog_sink_st>("ptcfs", LOG_PID, LOG_DAEMON, true));
-    logger->set_pattern("%v");
+    set_format(*logger, format, /*timed=*/true);
   } else {
     ::chmod((store + "/ptcfs.1.log").c_str(), 0600);
     logger = limited(std::make_shared<spdlog::sinks::rotating_file_sink_st>(
         store + "/ptcfs.log", kLogBytes, 1, false, for_its_owner_alone()));
-    logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+    set_format(*logger, format);
     logger->flush_on(spdlog::level::info);
   }
   spdlog::set_default_logger(logger);
@@ -473,7 +474,7 @@ int run_in_background(Options& options) {
   ::setsid();
   if (::chdir("/") != 0) return kSystemError;
   int status = run(options, [&](const StorePlace& place) {
-    log_in_background(place.directory);
+    log_in_background(place.directory, options.log_format);
     int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd : {0, 1, 2}) ::dup2(null, fd);
     unsigned char mounted = 0;
@@ -503,7 +504,7 @@ int discard(const Options& options) {
 int main_of(int argc, char** argv) {
   Options options;
   if (auto status = read_command_line(argc, argv, &options)) return *status;
-  log_to_stderr(options.mount.debug);
+  log_to_stderr(options.mount.debug, options.log_format);
   auto mount_point = resolve_mount_point(options.place.mount_point);
   if (!mount_point) return complain(mount_point.error(), kMountFailure);
   options.place.mount_point = options.mount.mount_point = mount_point.value();

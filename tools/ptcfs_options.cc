@@ -51,7 +51,7 @@ const std::vector<std::string> kOwn = {
     "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
     "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience",
-    "reserve",   "io-uring", "damaged"};
+    "reserve",   "io-uring", "damaged",  "log-format"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -133,6 +133,10 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
               ? root
               : std::filesystem::path(absolute_path(root)).lexically_normal().string());
     }
+  } else if (key == "log-format") {
+    if (value != "text" && value != "json")
+      return invalid_argument("{} is neither text nor json", ptc::quoted(value));
+    options->log_format = value == "json" ? LogFormat::kJson : LogFormat::kText;
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));
   } else if (key == "etcd") {
@@ -313,6 +317,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "take the kernel's requests by io_uring, with threads on each processor, which is faster "
           "where waking a thread on another is slow: off, on, or auto: where the kernel offers it "
           "(Linux 6.14 with `echo Y > /sys/module/fuse/parameters/enable_uring`) (default: off)");
+  add_own("log-format", "FORMAT",
+          "what lines of the log are: text, or json: an object each, with time, level and message "
+          "(default: text)");
   add_own("node", "NAME", "name of this node, a DNS label (default: the host's name)");
   add_own(
       "http", "ADDR",

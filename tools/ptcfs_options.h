@@ -14,6 +14,7 @@
 #include "reshard/node/cluster_node.h"
 #include "store/base/error.h"
 #include "store/image/memory_reserve.h"
+#include "tools/log_format.h"
 
 namespace ptc {
 
@@ -33,6 +34,7 @@ struct Options {
   QuotaLimit quota_user, quota_job;
   std::optional<mode_t> root_mode;  // left out: as it was, at first 0755
   ClusterOptions cluster;           // of a cluster of one: no endpoints of etcd
+  LogFormat log_format = LogFormat::kText;
   bool foreground = false;
   bool discard = false;
 };

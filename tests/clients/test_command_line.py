@@ -186,7 +186,8 @@ class Help(unittest.TestCase):
         of_ptcfs = [("", "--lease", "2 to 3600", "0 1 3601 2.5"), ("", "--patience", "1 to 86400", "0 86401 1.5"),
                     ("", "--memory", "", "0 2E"), ("", "--cache", "", "2E"), ("", "--quota-job", "", "1,-1 1,nan none,1e999"),
                     ("", "--quota-user", "", "1,-1 1,nan none,1e999"), ("", "--scrub", "off, daily, or", "0"), ("", "--reserve", "", "-1 x 1E"),
-                    ("", "--root-mode", "octal", "8 17777"), ("", "--io-uring", "auto, on, off", "yes"), ("", "--http", "", ":65536 :-1 :99999999999999999999")]
+                    ("", "--root-mode", "octal", "8 17777"), ("", "--io-uring", "auto, on, off", "yes"), ("", "--log-format", "text nor json", "xml"),
+                    ("", "--http", "", ":65536 :-1 :99999999999999999999")]
         for program, status, table in (("ptc", 2, of_ptc), ("ptcfs", 1, of_ptcfs)):
             for command, option, takes, more in table:
                 for value in (*beyond, *more.split()):

@@ -1,5 +1,6 @@
 """ptcfs as a mount program: fstab, several mounts, the background, signals at any moment, users."""
 import contextlib
+import datetime
 import json
 import mmap
 import os
@@ -174,6 +175,23 @@ class BackgroundLog(MountProgram):
             for file in filter(os.path.exists, files):
                 self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o600)
             self.umount(path)
+
+    def test_lines_for_programs(self):
+        """An object each, with a time that says its zone; in a terminal's text the zone is there, too."""
+        if os.access("/dev/log", os.W_OK):
+            self.skipTest("the system has a log")
+        store, path = self.directory("store"), self.directory("mnt")
+        for form in ("json", "text"):
+            done = self.ptcfs("--store", store, "--log-format", form, path)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            until(lambda: "mounted" in mount.read_text(f"{store}/ptcfs.log"), "it says so in its log")
+            self.umount(path)
+            until(lambda: "\n" in mount.read_text(f"{store}/ptcfs.log"), "whole lines")
+            lines = mount.read_text(f"{store}/ptcfs.log").splitlines()
+            times = [json.loads(line)["time"] for line in lines] if form == "json" else [line.split()[0] for line in lines]
+            for said in times:
+                self.assertIsNotNone(datetime.datetime.fromisoformat(said).tzinfo, said)
+            os.remove(f"{store}/ptcfs.log")
 
     def test_it_does_not_grow_for_ever(self):
         """Of a full one the next begins; of two that are full one is left."""

@@ -5,7 +5,10 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 
+#include <boost/json/parse.hpp>
 #include <sstream>
+
+#include "tools/log_format.h"
 
 namespace ptc {
 namespace {
@@ -48,6 +51,19 @@ TEST_F(LogLimitTest, ANameIsNoLineOfItsOwn) {
   EXPECT_EQ(lines(), 2u);
   for (const char bad : {'\x1b', '\xff'}) EXPECT_EQ(out_.str().find(bad), std::string::npos);
   EXPECT_THAT(out_.str(), HasSubstr("caf\u00e9"));
+}
+
+TEST_F(LogLimitTest, ALineMayBeAnObject) {
+  set_format(logger_, LogFormat::kJson);
+  logger_.warn("'{}' is \"not\" kept", "x\ny\\");
+  const std::string text = out_.str();
+  const boost::json::object line = boost::json::parse(text).as_object();
+  EXPECT_EQ(line.at("level").as_string(), "warning");
+  EXPECT_THAT(std::string(line.at("message").as_string()), HasSubstr("is \"not\" kept"));
+  // 2026-01-31T12:00:00.123+01:00
+  EXPECT_THAT(std::string(line.at("time").as_string()),
+              testing::MatchesRegex("....-..-..T..:..:......[+-]..:.."));
+  EXPECT_EQ(lines(), 1u);
 }
 
 TEST(LogLimit, SaysHowManyWereLeftOut) {
