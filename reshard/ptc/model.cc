@@ -556,8 +556,7 @@ Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
       model_.tp_rank(tensor, spec_.sizes, state) +
       model_.tp_ranks(tensor, spec_.sizes) * (ep + (is_experts(bound) ? spec_.sizes.ep : 1) * dp);
   const uint64_t key = uint64_t{model_.kind_[tensor]} << 32 | number;  // < kMaxWorldSize
-  // Else an error, which names the tensor.
-  const bool shared = !bound.name.expert || model_.experts_ % spec_.sizes.ep == 0;
+  const bool shared = is_of_kind(tensor);  // else an error, which names the tensor
   if (shared) {
     MutexLock lock(mutex_);
     if (const auto known = parts_.find(key); known != parts_.end())
@@ -581,9 +580,17 @@ Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) c
   }
   std::vector<Held> held;
   held.reserve(tensors.size());
+  std::vector<const Held*> of_kind(model_.first_of_kind_.size());  // the first of each, in `held`
   for (const uint32_t tensor : tensors) {
+    const Held*& known = of_kind[model_.kind_[tensor]];
+    if (known != nullptr) {
+      held.push_back({tensor, known->part});
+      continue;
+    }
     PTC_TRY(std::optional<SharedPart> part, part_of(tensor, state));
-    if (part) held.push_back({tensor, *std::move(part)});
+    if (!part) continue;
+    held.push_back({tensor, *std::move(part)});
+    if (is_of_kind(tensor)) known = &held.back();
   }
   return held;
 }
@@ -592,7 +599,7 @@ std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t 
   const Bound& bound = bound_[tensor];
   const bool by_stage = tensors_[tensor].by_stage;
   std::string name = tensors_[tensor].name;
-  if ((spec.naming == Naming::kGlobal && !by_stage) || !bound.rule) return name;
+  if (keeps_name(tensor, spec)) return name;
   const uint32_t chunk = chunk_on_stage(tensor, spec, stage);
   if (by_stage && bound.tied_copy && stage > 0 && bound.rule->tied_head->is_literal()) {
     name.replace(bound.tied_begin, bound.tied_end - bound.tied_begin,

@@ -161,10 +161,14 @@ class Model {
    public:
     Holdings(const Model& model, LayoutSpec spec);
     const LayoutSpec& spec() const { return spec_; }
-    /// Cost: O(n log n) in what the state holds.
+    /// Cost: O(n) in what the state holds, and the kinds of tensors.
     Result<std::vector<Held>> of(const StateCoords& state) const;
 
    private:
+    /// Whether tensors of one kind have the same part in a state that has them.
+    bool is_of_kind(uint32_t tensor) const {
+      return !model_.bound_[tensor].name.expert || model_.experts_ % spec_.sizes.ep == 0;
+    }
     Result<std::optional<SharedPart>> part_of(uint32_t tensor, const StateCoords& state) const;
 
     const Model& model_;
@@ -179,6 +183,10 @@ class Model {
     mutable DistinctParts distinct_ PTC_GUARDED_BY(mutex_);
   };
 
+  /// Whether the tensor's name is its own in the files of all stages.
+  bool keeps_name(uint32_t tensor, const LayoutSpec& spec) const {
+    return (spec.naming == Naming::kGlobal && !tensors_[tensor].by_stage) || !bound_[tensor].rule;
+  }
   /// The tensor's name in the files of a stage.
   std::string local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
 
