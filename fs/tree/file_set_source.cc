@@ -1,6 +1,7 @@
 #include "fs/tree/file_set_source.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -8,25 +9,33 @@
 
 namespace ptc {
 
-void RecentSets::note(std::weak_ptr<FileSetSource> source) {
-  std::shared_ptr<FileSetSource> oldest;
+bool RecentSets::are_too_many() const {
+  const uint64_t bytes =
+      std::accumulate(held_.begin(), held_.end(), uint64_t{0},
+                      [](uint64_t sum, const Held& one) { return sum + one.memory_bytes; });
+  return held_.size() > kMost || (held_.size() > kAlways && bytes > kMostBytes);
+}
+
+void RecentSets::note(std::weak_ptr<FileSetSource> source, uint64_t memory_bytes) {
+  std::vector<std::shared_ptr<FileSetSource>> oldest;
   {
     MutexLock lock(mutex_);
-    sources_.push_back(std::move(source));
-    if (sources_.size() <= kMost) return;
-    std::erase_if(sources_, [](const auto& one) { return one.expired(); });
-    if (sources_.size() <= kMost) return;
-    auto used = [](const std::weak_ptr<FileSetSource>& one) {
-      const auto alive = one.lock();
+    held_.push_back({std::move(source), memory_bytes});
+    if (!are_too_many()) return;
+    std::erase_if(held_, [](const Held& one) { return one.source.expired(); });
+    auto used = [](const Held& one) {
+      const auto alive = one.source.lock();
       return alive != nullptr ? alive->used() : FileSetSource::Clock::time_point::min();
     };
-    const auto found =
-        std::min_element(sources_.begin(), sources_.end(),
-                         [&](const auto& a, const auto& b) { return used(a) < used(b); });
-    oldest = found->lock();
-    sources_.erase(found);
+    while (are_too_many()) {
+      const auto found =
+          std::min_element(held_.begin(), held_.end(),
+                           [&](const Held& a, const Held& b) { return used(a) < used(b); });
+      if (auto alive = found->source.lock()) oldest.push_back(std::move(alive));
+      held_.erase(found);
+    }
   }
-  if (oldest != nullptr) oldest->forget();
+  for (const auto& one : oldest) one->forget();
 }
 
 void RecentSets::forget_old() {
@@ -34,8 +43,8 @@ void RecentSets::forget_old() {
   std::vector<std::shared_ptr<FileSetSource>> old;
   {
     MutexLock lock(mutex_);
-    std::erase_if(sources_, [&](const std::weak_ptr<FileSetSource>& one) {
-      auto source = one.lock();
+    std::erase_if(held_, [&](const Held& one) {
+      auto source = one.source.lock();
       if (source == nullptr) return true;
       if (source->used() >= before) return false;
       old.push_back(std::move(source));
@@ -57,7 +66,7 @@ Result<FileSetRef> FileSetSource::get() {
     if (set_ != nullptr) return set_;  // another thread has made it, too
     set_ = set;
   }
-  recent_.note(weak_from_this());
+  recent_.note(weak_from_this(), set->memory_bytes());
   return set;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -16,17 +17,23 @@ namespace ptc {
 class FileSetSource;
 
 /// Knows which sets are held now, so that of all that is computed when somebody looks, what nobody
-/// has looked at for half a minute takes no memory. Threads: any.
+/// has looked at for half a minute takes no memory, and all together a bounded one. Threads: any.
 class RecentSets {
  public:
-  void note(std::weak_ptr<FileSetSource> source);
+  void note(std::weak_ptr<FileSetSource> source, uint64_t memory_bytes);
   void forget_old();
 
  private:
-  static constexpr size_t kMost = 64;
+  struct Held {  // a source that holds its set
+    std::weak_ptr<FileSetSource> source;
+    uint64_t memory_bytes;
+  };
+  static constexpr size_t kMost = 64, kAlways = 8;  // of these none goes for its memory alone
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;
   static constexpr std::chrono::seconds kFor{30};
-  Mutex mutex_;
-  std::deque<std::weak_ptr<FileSetSource>> sources_ PTC_GUARDED_BY(mutex_);  // that hold their set
+  bool are_too_many() const PTC_REQUIRES(mutex_);
+  mutable Mutex mutex_;
+  std::deque<Held> held_ PTC_GUARDED_BY(mutex_);
 };
 
 /// One set: always of the same files. Owned by std::shared_ptr. Threads: any.

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -385,73 +386,23 @@ std::vector<uint64_t> Checkpoint::contents_of(const std::vector<Model::Held>& he
   return numbers;
 }
 
-struct Checkpoint::LaidOut {
-  struct File {
-    uint32_t stage;
-    std::string path;
-    std::vector<std::pair<uint32_t, Shape>> arrays;
-    FileLayout layout;
-  };
-  std::unordered_multimap<size_t, std::shared_ptr<const File>> files;  // by hash
-
-  static std::shared_ptr<File> file_of(uint32_t stage, const std::string& path,
-                                       const std::vector<Model::Held>& held) {
-    auto file = std::make_shared<File>(File{stage, path, {}, {}});
-    for (const Model::Held& part : held)
-      file->arrays.emplace_back(part.tensor, part.part->local_shape);
-    return file;
-  }
-  static size_t hash_of(const File& file) {
-    size_t hash = std::hash<std::string>{}(file.path) + file.stage;
-    for (const auto& [tensor, shape] : file.arrays) {
-      hash = (hash ^ tensor) * 0x9e3779b97f4a7c15u;
-      for (const uint64_t extent : shape) hash = (hash ^ extent) * 0x9e3779b97f4a7c15u;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-  /// nullptr: none like it.
-  const FileLayout* find(size_t hash, const File& file) const {
-    const auto [begin, end] = files.equal_range(hash);
-    for (auto it = begin; it != end; ++it)
-      if (it->second->stage == file.stage && it->second->path == file.path &&
-          it->second->arrays == file.arrays)
-        return &it->second->layout;
-    return nullptr;
-  }
-};
-
-Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
-                                      const LayoutSpec& spec, const StateCoords& state,
-                                      LaidOut* laid_out,
-                                      const std::vector<std::string>* names) const {
-  StateFile file;
-  file.path = path;
-  auto filled = [&](const FileLayout& layout) {
-    file.layout.literals = layout.literals;
-    file.layout.bytes = layout.bytes;
-    std::vector<ArraySlot> slots;
-    slots.reserve(held.size());
-    for (size_t i = 0; i < held.size(); ++i)
-      slots.push_back({held[i].tensor, layout.offsets[i], std::move(held[i].part)});
-    sort_arrays(slots);
-    file.layout.arrays = std::move(slots);
-    return std::move(file);
-  };
-  std::shared_ptr<LaidOut::File> same_as;  // torch's files have values of their ranks beside them
-  size_t hash = 0;
-  if (laid_out != nullptr && !keeps_values(path)) {
-    same_as = LaidOut::file_of(state.pp, path, held);
-    hash = LaidOut::hash_of(*same_as);
-    if (const FileLayout* known = laid_out->find(hash, *same_as)) return filled(*known);
-  }
+Result<FileLayoutRef> Checkpoint::lay_out(const std::string& path,
+                                          const std::vector<Model::Held>& held,
+                                          const LayoutSpec& spec, const StateCoords& state,
+                                          const std::vector<std::string>* names) const {
   PTC_TRY(const auto model, model_under(spec));
+  std::deque<std::string> local_names;
+  const auto name_of = [&](size_t i) -> std::string_view {
+    const uint32_t tensor = held[i].tensor;
+    if (names != nullptr) return (*names)[i];
+    if (model->keeps_name(tensor, spec)) return model->tensors()[tensor].name;
+    return local_names.emplace_back(model->local_name(tensor, spec, state.pp));
+  };
   std::vector<NewArray> arrays;
-  for (const Model::Held& part : held)
-    arrays.push_back({names != nullptr ? (*names)[arrays.size()]
-                                       : model->local_name(part.tensor, spec, state.pp),
-                      model->tensors()[part.tensor].dtype, part.part->local_shape, arrays.size()});
-  const FileFormat& format = format_of(path, false);
+  arrays.reserve(held.size());
+  for (size_t i = 0; i < held.size(); ++i)
+    arrays.push_back(
+        {name_of(i), model->tensors()[held[i].tensor].dtype, held[i].part->local_shape, i});
   std::vector<FileOutline> like;
   std::vector<NewArgument> arguments;
   if (keeps_values(path)) {
@@ -460,14 +411,57 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
     const std::vector<uint64_t> contents = contents_of(held);
     for (size_t i = 0; i < arrays.size(); ++i) arrays[i].content = contents[i];
   }
-  auto made = format.lay_out(arrays, like, arguments);
+  auto made = format_of(path, false).lay_out(arrays, like, arguments);
   if (made.has_error()) return std::move(made).error().with_context(path);
-  StateFile result = filled(made.value());
-  if (same_as != nullptr) {
-    same_as->layout = std::move(made).value();
-    laid_out->files.emplace(hash, std::move(same_as));
+  return std::make_shared<const FileLayout>(std::move(made).value());
+}
+
+Result<FileLayoutRef> Checkpoint::shared_layout(const std::string& path,
+                                                const std::vector<Model::Held>& held,
+                                                const LayoutSpec& spec,
+                                                const StateCoords& state) const {
+  PTC_TRY(const auto model, model_under(spec));
+  std::string arrays;
+  arrays.reserve(held.size() * sizeof(uint64_t) * 4);
+  const auto add = [&](uint64_t number) {
+    arrays.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  bool keep_names = true;
+  for (const Model::Held& part : held) {
+    const Shape& shape = part.part->local_shape;
+    add(uint64_t{part.tensor} << 8 | shape.size());
+    for (const uint64_t extent : shape) add(extent);
+    keep_names = keep_names && model->keeps_name(part.tensor, spec);
   }
-  return result;
+  ResultKey of_arrays = key("file layout").add(path).add(arrays);
+  if (!keep_names) of_arrays.add(key_text(spec)).add(state.pp);
+  return results_->get<FileLayout>(of_arrays,
+                                   [&] { return lay_out(path, held, spec, state, nullptr); });
+}
+
+Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model::Held> held,
+                                      const LayoutSpec& spec, const StateCoords& state,
+                                      const std::vector<std::string>* names) const {
+  StateFile file;
+  file.path = path;
+  // Files of torch's have values of their ranks beside their tensors, and of an .npy there is
+  // little to share.
+  const bool shares = names == nullptr && !keeps_values(path) && !is_one_array(path);
+  PTC_TRY(file.laid_out, shares ? shared_layout(path, held, spec, state)
+                                : lay_out(path, held, spec, state, names));
+  const FileLayout& layout = *file.laid_out;
+  file.layout.literals = layout.literals;
+  file.layout.bytes = layout.bytes;
+  std::vector<ArraySlot> slots;
+  slots.reserve(held.size());
+  for (size_t place = 0; place < held.size(); ++place) {
+    const size_t i = layout.order.empty() ? place : layout.order[place];
+    slots.push_back({held[i].tensor, layout.offsets[i], std::move(held[i].part)});
+  }
+  sort_arrays(slots);
+  file.layout.arrays = std::move(slots);
+  if (!shares) file.laid_out = nullptr;
+  return file;
 }
 
 uint32_t Checkpoint::owner_of(const Model& model, const LayoutSpec& spec, StateCoords state,
@@ -498,7 +492,7 @@ Result<StateFilesRef> Checkpoint::state_files(const LayoutSpec& spec,
       }
     } else {
       PTC_TRY(const auto of_this, of_spec(spec));
-      PTC_TRY(files, make_state_files(*of_this, state, nullptr));
+      PTC_TRY(files, make_state_files(*of_this, state));
     }
     std::sort(files.begin(), files.end(),
               [](const StateFile& a, const StateFile& b) { return a.path < b.path; });
@@ -516,7 +510,6 @@ Result<StateFilesRef> Checkpoint::target_images(const LayoutSpec& spec) const {
 
 Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spec,
                                                             const StateCoords& state,
-                                                            LaidOut* laid_out,
                                                             const KnownFiles& known) const {
   const LayoutSpec& spec = of_spec.holdings.spec();
   std::vector<StateFile> files;
@@ -552,17 +545,22 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
   }
   PTC_TRY(auto held, of_spec.holdings.of(state));
   std::map<std::string, std::vector<Model::Held>> groups;
+  const std::string* last_file = nullptr;  // of many arrays: as a rule the next is of it, too
+  std::vector<Model::Held>* of_last = nullptr;
   for (Model::Held& part : held) {
     const std::string& file = of_spec.model->tensors()[part.tensor].file;
-    if (!is_one_array(file) && done.contains(file)) continue;  // there may be very many
-    std::string path = file_of(*of_spec.model, part.tensor, spec, state);
-    if (!done.contains(path)) groups[path].push_back(std::move(part));
+    if (last_file == nullptr || file != *last_file) {
+      std::string path = file_of(*of_spec.model, part.tensor, spec, state);
+      of_last = done.contains(path) ? nullptr : &groups[std::move(path)];
+      last_file = is_one_array(file) ? nullptr : &file;
+    }
+    if (of_last != nullptr) of_last->push_back(std::move(part));
   }
   for (auto& [path, parts] : groups) {
     const uint32_t owner = owner_of(*of_spec.model, spec, state, parts);
     StateFile file{path};
     if (!known.contains({owner, path})) {
-      PTC_TRY(file, compose(path, std::move(parts), spec, state, laid_out));
+      PTC_TRY(file, compose(path, std::move(parts), spec, state));
     }
     file.owner = owner;
     files.push_back(std::move(file));
@@ -593,10 +591,9 @@ Result<std::vector<StateFile>> Checkpoint::make_target_images(const LayoutSpec& 
   if (!manifest().padding.empty() && state_key(spec) != state_key(manifest().written_spec))
     targets.push_back({"", padding_layout()});
   KnownFiles target_of;
-  LaidOut laid_out;
   PTC_TRY(const auto of_this, of_spec(spec));
   for (uint32_t state = 0; state < state_count(spec); ++state) {
-    PTC_TRY(auto files, make_state_files(*of_this, state_at(spec, state), &laid_out, target_of));
+    PTC_TRY(auto files, make_state_files(*of_this, state_at(spec, state), target_of));
     for (StateFile& file : files) {
       auto [target, is_new] = target_of.try_emplace({file.owner, file.path}, targets.size());
       if (is_new) targets.push_back(std::move(file));

@@ -67,6 +67,8 @@ class FileSet {
   };
   virtual ~FileSet() = default;
   const std::vector<Entry>& entries() const { return entries_; }
+  /// What it takes, roughly, with what others may share with it.
+  uint64_t memory_bytes() const { return memory_bytes_; }
   /// The content of entries()[index] as it is stored now.
   virtual Result<FileContentRef> open(size_t index) const = 0;
   /// Whether entries()[index] is stored as it is: not computed when read.
@@ -77,6 +79,7 @@ class FileSet {
  protected:
   explicit FileSet(std::string key) : key_(std::move(key)) {}
   std::vector<Entry> entries_;
+  uint64_t memory_bytes_ = 0;
 
  private:
   const std::string key_;
@@ -259,13 +262,16 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   std::vector<uint64_t> contents_of(const std::vector<Model::Held>& held) const;
   static uint32_t owner_of(const Model& model, const LayoutSpec& spec, StateCoords state,
                            const std::vector<Model::Held>& held);
-  /// How files were laid out of which others have arrays of the same names and shapes: those of
-  /// ranks that differ in tp or dp, most often.
-  struct LaidOut;
+  Result<FileLayoutRef> lay_out(const std::string& path, const std::vector<Model::Held>& held,
+                                const LayoutSpec& spec, const StateCoords& state,
+                                const std::vector<std::string>* names) const;
+  /// Others have arrays of the same names and shapes: ranks that differ in tp or dp, most often,
+  /// and those of other layouts. They have one, header and all, while there is such a file.
+  Result<FileLayoutRef> shared_layout(const std::string& path, const std::vector<Model::Held>& held,
+                                      const LayoutSpec& spec, const StateCoords& state) const;
   /// `names`: by position in `held`, in the place of the tensors' own.
   Result<StateFile> compose(const std::string& path, std::vector<Model::Held> held,
                             const LayoutSpec& spec, const StateCoords& state,
-                            LaidOut* laid_out = nullptr,
                             const std::vector<std::string>* names = nullptr) const;
   /// What all workers' files are made of.
   struct Served;
@@ -278,7 +284,6 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// Those that are `known`, by owner and path, without layout.
   using KnownFiles = std::map<std::pair<uint32_t, std::string>, size_t>;
   Result<std::vector<StateFile>> make_state_files(const OfSpec& of_spec, const StateCoords& state,
-                                                  LaidOut* laid_out,
                                                   const KnownFiles& known = {}) const;
   Result<std::vector<StateFile>> make_target_images(const LayoutSpec& spec) const;
   /// What each image holds, lost or not.

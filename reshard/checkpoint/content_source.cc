@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "reshard/checkpoint/planned_file.h"
 #include "store/base/mutex.h"
 #include "store/tensor/stream_copy.h"
 
@@ -48,6 +49,16 @@ class TextContent final : public FileContent {
   const std::shared_ptr<const std::string> text_;
 };
 
+Result<> gather_past_caches(const GatherProgram& program, Transport& transport, uint64_t offset,
+                            std::span<std::byte> out) {
+  return program.read_in_windows(transport, offset, offset + out.size(),
+                                 [&](uint64_t at, std::span<const std::byte> window) -> Result<> {
+                                   stream_copy(out.data() + (at - offset), window.data(),
+                                               window.size());
+                                   return ok();
+                                 });
+}
+
 class GatheredContent final : public FileContent {
  public:
   GatheredContent(GatherProgram program, Transport* transport, InUse in_use)
@@ -58,12 +69,7 @@ class GatheredContent final : public FileContent {
     return program_.read(*transport_, offset, out);
   }
   Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const override {
-    return program_.read_in_windows(
-        *transport_, offset, offset + out.size(),
-        [&](uint64_t at, std::span<const std::byte> window) -> Result<> {
-          stream_copy(out.data() + (at - offset), window.data(), window.size());
-          return ok();
-        });
+    return gather_past_caches(program_, *transport_, offset, out);
   }
 
  private:
@@ -71,6 +77,56 @@ class GatheredContent final : public FileContent {
   Transport* transport_;
   InUse in_use_;
 };
+
+class PlannedContent final : public FileContent {
+ public:
+  PlannedContent(ImageLayout layout, std::shared_ptr<const StoredState> stored,
+                 Transport* transport, InUse in_use)
+      : file_(std::move(layout), std::move(stored)),
+        transport_(transport),
+        in_use_(std::move(in_use)) {}
+  uint64_t bytes() const override { return file_.bytes(); }
+  const GatherProgram* program() const override { return file_.whole(); }
+  Result<> read(uint64_t offset, std::span<std::byte> out) const override {
+    return file_.for_each_piece(
+        offset, out, [&](const GatherProgram& program, uint64_t at, std::span<std::byte> part) {
+          return program.read(*transport_, at, part);
+        });
+  }
+  Result<> read_past_caches(uint64_t offset, std::span<std::byte> out) const override {
+    return file_.for_each_piece(
+        offset, out, [&](const GatherProgram& program, uint64_t at, std::span<std::byte> part) {
+          return gather_past_caches(program, *transport_, at, part);
+        });
+  }
+
+ private:
+  const PlannedFile file_;
+  Transport* const transport_;
+  const InUse in_use_;
+};
+
+Error damaged(const Checkpoint& checkpoint, std::string_view what) {
+  return make_error(Code::kCorrupt,
+                    "checkpoint {}: {} is not what was committed, and no copy within reach has it "
+                    "right (ptc verify)",
+                    checkpoint.name(), what);
+}
+
+Error lost(const Checkpoint& checkpoint) {
+  return make_error(Code::kCorrupt, "{}",
+                    checkpoint.loss().value_or(fmt::format(
+                        "checkpoint {} has lost a tensor of this file", checkpoint.name())));
+}
+
+/// Of a source that is to be planned. kCorrupt: some of it is nowhere.
+Result<GatherProgram> plan_now(const Checkpoint& checkpoint, const Source& source,
+                               const StoredState& stored) {
+  auto transfers = stored.index().plan_image(source.layout);
+  if (transfers.has_error()) return lost(checkpoint);
+  return GatherProgram(source.layout.literals, source.layout.bytes, std::move(transfers).value(),
+                       stored.image_refs());
+}
 
 /// Nodes that did not answer a moment ago.
 std::set<std::string> absent_nodes(RemoteFiles& files) {
@@ -173,10 +229,11 @@ class RemoteContent final : public FileContent {
     const bool found = source.has_value();
     if (!found) source = find_(*seen.stored);
     if (source.has_error()) return std::move(source).error();
+    PTC_TRY(auto program, program_of(std::move(source).value(), found ? *rest : *seen.stored));
     MutexLock lock(mutex_);
     if (program_ != seen.program || stored_ != seen.stored)
       return true;  // another reader has turned already
-    program_ = std::make_shared<const GatherProgram>(std::move(source.value().program));
+    program_ = std::move(program);
     return found;
   }
   /// Whether it is known by now, or after `pause`, that bytes lie elsewhere than `seen` says.
@@ -192,10 +249,18 @@ class RemoteContent final : public FileContent {
     }
     if (newer == seen) return false;
     PTC_TRY(auto source, find_(*newer));
+    PTC_TRY(auto program, program_of(std::move(source), *newer));
     MutexLock lock(mutex_);
     stored_ = std::move(newer);
-    program_ = std::make_shared<const GatherProgram>(std::move(source.program));
+    program_ = std::move(program);
     return true;
+  }
+  Result<std::shared_ptr<const GatherProgram>> program_of(Source source,
+                                                          const StoredState& stored) const {
+    if (!source.program) {
+      PTC_TRY(source.program, plan_now(*in_use_.checkpoint, source, stored));
+    }
+    return std::make_shared<const GatherProgram>(*std::move(source.program));
   }
   /// Until it lies elsewhere, reads fail at once.
   void give_up(std::shared_ptr<const StoredState> seen) const {
@@ -214,19 +279,6 @@ class RemoteContent final : public FileContent {
   mutable std::shared_ptr<const GatherProgram> program_
       PTC_GUARDED_BY(mutex_);  // made for it, or for what of it answers
 };
-
-Error damaged(const Checkpoint& checkpoint, std::string_view what) {
-  return make_error(Code::kCorrupt,
-                    "checkpoint {}: {} is not what was committed, and no copy within reach has it "
-                    "right (ptc verify)",
-                    checkpoint.name(), what);
-}
-
-Error lost(const Checkpoint& checkpoint) {
-  return make_error(Code::kCorrupt, "{}",
-                    checkpoint.loss().value_or(fmt::format(
-                        "checkpoint {} has lost a tensor of this file", checkpoint.name())));
-}
 
 }  // namespace
 
@@ -250,12 +302,25 @@ Result<FileContentRef> ContentSource::open(FindSource find) const {
   if (source.image != nullptr && source.image->has_host_bytes())
     return FileContentRef(
         std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
+  if (!source.program)
+    return FileContentRef(std::make_shared<PlannedContent>(
+        std::move(source.layout), std::move(stored), transport, std::move(in_use)));
   if (!source.elsewhere.empty() && files != nullptr)
     return FileContentRef(std::make_shared<RemoteContent>(
-        std::move(find), std::move(stored), std::move(source.program), transport, std::move(in_use),
-        std::move(files), std::move(source.elsewhere)));
+        std::move(find), std::move(stored), *std::move(source.program), transport,
+        std::move(in_use), std::move(files), std::move(source.elsewhere)));
   return FileContentRef(
-      std::make_shared<GatheredContent>(std::move(source.program), transport, std::move(in_use)));
+      std::make_shared<GatheredContent>(*std::move(source.program), transport, std::move(in_use)));
+}
+
+bool ContentSource::is_stored(const FindImage& find) const {
+  std::shared_ptr<const StoredState> stored;
+  {
+    MutexLock lock(checkpoint_->mutex_);
+    stored = checkpoint_->readable_;
+  }
+  const auto image = find(*stored);
+  return image.has_value() && image.value() != nullptr && image.value()->has_host_bytes();
 }
 
 Result<FileContentRef> ContentSource::open_gathered(
@@ -268,18 +333,17 @@ Result<FileContentRef> ContentSource::open_gathered(
 Result<Source> ContentSource::gather(const Checkpoint& checkpoint, const StoredState& stored,
                                      const ImageLayout& layout) {
   PTC_TRY(check_tensors(checkpoint, layout));
-  ImageLayout here = layout;
-  here.node = stored.here;  // what is here is read here
-  Result<std::vector<Transfer>> transfers = stored.index().plan_image(here);
-  if (transfers.has_error()) return lost(checkpoint);
+  Source source;
+  source.layout = layout;
+  source.layout.node = stored.here;  // what is here is read here
+  if (all_are_here(stored)) return source;
+  PTC_TRY(source.program, plan_now(checkpoint, source, stored));
   std::set<std::string_view> elsewhere;
-  for (const Transfer& one : transfers.value())
+  for (const Transfer& one : source.program->transfers())
     if (const Image& image = *stored.images[one.source_image].image; !image.is_here())
       elsewhere.insert(image.node());
-  return Source{nullptr,
-                GatherProgram(layout.literals, layout.bytes, std::move(transfers).value(),
-                              stored.image_refs()),
-                fmt::format("{}", fmt::join(elsewhere, ", "))};
+  source.elsewhere = fmt::format("{}", fmt::join(elsewhere, ", "));
+  return source;
 }
 
 Result<> ContentSource::check_tensors(const Checkpoint& checkpoint, const ImageLayout& layout) {
@@ -301,17 +365,20 @@ Source ContentSource::whole(const ImageRef& image) {
   all.copy.run_bytes = image->bytes();
   std::vector<Transfer> transfers;
   if (image->bytes() > 0) transfers.push_back(all);
-  return Source{image, GatherProgram("", image->bytes(), std::move(transfers), {image}),
-                image->is_here() ? std::string() : image->node()};
+  Source source;
+  source.image = image;
+  source.program.emplace("", image->bytes(), std::move(transfers), std::vector<ImageRef>{image});
+  if (!image->is_here()) source.elsewhere = image->node();
+  return source;
 }
 
-Result<Source> ContentSource::written(const Checkpoint& checkpoint, const StoredState& stored,
-                                      uint32_t index) {
+Result<ImageRef> ContentSource::written(const Checkpoint& checkpoint, const StoredState& stored,
+                                        uint32_t index) {
   const WrittenFile& file = checkpoint.manifest().files[index];
   if (const auto damage = checkpoint.damage(); damage != nullptr && damage->has_file(index))
     return damaged(checkpoint, fmt::format("{} of rank {}", file.path, file.rank));
   const int64_t image = stored.find_other(index);
-  if (image >= 0 && stored.images[image].image != nullptr) return whole(stored.images[image].image);
+  if (image >= 0 && stored.images[image].image != nullptr) return stored.images[image].image;
   return make_error(Code::kCorrupt, "checkpoint {}: {} of rank {} is lost", checkpoint.name(),
                     file.path, file.rank);
 }

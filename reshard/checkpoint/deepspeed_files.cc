@@ -135,7 +135,7 @@ Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
       const ReadRights& own =
           file.tensor == DeepSpeedFolder::kNone ? rights : rights_of(file.tensor);
       set->add(
-          {top + file.path, file.bytes, "", own}, DescribedSet::Kind::kComputed,
+          {top + file.path, file.bytes, "", own},
           [folder, &file](const ContentSource& source) -> Result<FileContentRef> {
             PTC_TRY(auto layout, folder->lay_out(file));
             return source.open_gathered(std::make_shared<const ImageLayout>(std::move(layout)));
@@ -154,7 +154,7 @@ Result<FileSetRef> Checkpoint::deepspeed_files(const LayoutSpec& spec) const {
       set->add_other(*kept.optimizer, of_optimizer, rights);
     } else {
       set->add({of_optimizer, folder->optimizer_state().bytes, "", rights},
-               DescribedSet::Kind::kComputed, [folder](const ContentSource& source) {
+               [folder](const ContentSource& source) {
                  return source.open_gathered(
                      std::shared_ptr<const ImageLayout>(folder, &folder->optimizer_state()));
                });

@@ -23,18 +23,18 @@ inline constexpr const char* kLeftOut = "LEFT_OUT.txt";
 class DescribedSet : public FileSet {
  public:
   using Open = std::function<Result<FileContentRef>(const ContentSource&)>;
-  enum class Kind : uint8_t {
-    kComputed,
-    kImage,  // stored, perhaps: under the layout in force, and on this node
-  };
 
   DescribedSet(std::string key, std::shared_ptr<const Checkpoint> checkpoint)
       : FileSet(std::move(key)), source_(std::move(checkpoint)) {}
 
-  void add(Entry entry, Kind kind, Open open) {
-    added_.insert(entry.path);
-    entries_.push_back(std::move(entry));
-    files_.push_back({kind, 0, nullptr, std::move(open)});
+  /// Computed when it is read.
+  void add(Entry entry, Open open) {
+    add(std::move(entry), {0, nullptr, std::move(open), nullptr, nullptr});
+  }
+  /// Stored, perhaps: under the layout in force, and on this node. Where it has no image, `gather`
+  /// says what it is made of.
+  void add_stored(Entry entry, FindImage image, FindSource gather) {
+    add(std::move(entry), {0, nullptr, nullptr, std::move(image), std::move(gather)});
   }
   bool has(const std::string& path) const { return added_.contains(path); }  // until finish()
   void finish() {
@@ -53,11 +53,15 @@ class DescribedSet : public FileSet {
     }
     entries_ = std::move(entries);
     files_ = std::move(files);
+    memory_bytes_ += entries_.size() * (sizeof(Entry) + sizeof(File) + kBytesOfFile);
   }
+  /// Beside its files: what says how they are laid out.
+  void add_memory(uint64_t bytes) { memory_bytes_ += bytes; }
   Result<FileContentRef> open(size_t index) const override {
     const File& file = files_[index];
     const auto open_now = [&] {
-      return file.open ? file.open(source_) : open_npy(file, entries_[index].bytes);
+      if (file.open) return file.open(source_);
+      return file.image ? open_stored(file) : open_npy(file, entries_[index].bytes);
     };
     Result<FileContentRef> content = open_now();
     // The node that has it may have come a moment ago.
@@ -69,9 +73,7 @@ class DescribedSet : public FileSet {
     return content;
   }
   bool is_stored(size_t index) const override {
-    if (files_[index].kind == Kind::kComputed) return false;
-    auto content = open(index);
-    return content && content.value()->image() != nullptr;
+    return files_[index].image != nullptr && source_.is_stored(files_[index].image);
   }
 
   /// Adds a tensor, or its part, as one .npy. There may be very many of them.
@@ -84,7 +86,7 @@ class DescribedSet : public FileSet {
     entries_.push_back({std::move(path), npy_header_bytes(info.dtype, shape) + bytes,
                         unknown_to_numpy ? std::string(dtype_name(info.dtype)) : std::string(),
                         source_.checkpoint().rights_of(tensor)});
-    files_.push_back({Kind::kComputed, tensor, std::move(part), nullptr});
+    files_.push_back({tensor, std::move(part), nullptr, nullptr, nullptr});
     return ok();
   }
 
@@ -94,12 +96,11 @@ class DescribedSet : public FileSet {
   }
   void add_other(uint32_t index, const std::string& path, const ReadRights& rights) {
     if (has(path)) return;
-    add({path, source_.checkpoint().manifest().files[index].bytes, "", rights}, Kind::kImage,
-        [index](const ContentSource& source) {
-          return source.open([index, &checkpoint = source.checkpoint()](const StoredState& stored) {
-            return ContentSource::written(checkpoint, stored, index);
-          });
-        });
+    const auto image = [index, &checkpoint = source_.checkpoint()](const StoredState& stored) {
+      return ContentSource::written(checkpoint, stored, index);
+    };
+    add_stored({path, source_.checkpoint().manifest().files[index].bytes, "", rights}, image,
+               nullptr);
   }
 
   void add_text(std::string path, std::string text, const ReadRights& rights) {
@@ -108,19 +109,38 @@ class DescribedSet : public FileSet {
   void add_text(std::string path, std::shared_ptr<const std::string> text,
                 const ReadRights& rights) {
     const uint64_t bytes = text->size();
-    add({std::move(path), bytes, "", rights}, Kind::kComputed,
+    add({std::move(path), bytes, "", rights},
         [text = std::move(text)](const ContentSource&) -> Result<FileContentRef> {
           return text_content(text);
         });
   }
 
  private:
+  static constexpr uint64_t kBytesOfFile = 300;  // its path, and what its functions have
   struct File {
-    Kind kind;
     uint32_t tensor;                        // of an .npy
     std::unique_ptr<const SubTensor> part;  // null: all of it
-    Open open;                              // of anything else
+    Open open;                              // of what else is computed
+    FindImage image;                        // of what may be stored
+    FindSource gather;
   };
+
+  void add(Entry entry, File file) {
+    added_.insert(entry.path);
+    entries_.push_back(std::move(entry));
+    files_.push_back(std::move(file));
+  }
+
+  Result<FileContentRef> open_stored(const File& file) const {
+    return source_.open([image = file.image, gather = file.gather](const StoredState& now) {
+      return find_source(image, gather, now);
+    });
+  }
+  static Result<Source> find_source(const FindImage& find_image, const FindSource& gather,
+                                    const StoredState& now) {
+    PTC_TRY(const ImageRef image, find_image(now));
+    return image != nullptr ? ContentSource::whole(image) : gather(now);
+  }
 
   /// Tensors of a model have few shapes, and neighbours often the same.
   uint64_t npy_header_bytes(DType dtype, const Shape& shape) {

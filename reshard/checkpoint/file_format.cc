@@ -1,7 +1,6 @@
 #include "reshard/checkpoint/file_format.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "reshard/checkpoint/megatron_buckets.h"
 #include "store/codec/dcp_sharding.h"
@@ -49,27 +48,15 @@ class SafetensorsFormat final : public FileFormat {
 
   Result<FileLayout> lay_out(std::span<const NewArray> arrays, std::span<const FileOutline>,
                              std::span<const NewArgument>) const override {
-    // In the order of the file, which then stays: no entry is looked for by its name.
-    std::vector<size_t> order(arrays.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return comes_before_in_safetensors(arrays[a].dtype, arrays[a].name, arrays[b].dtype,
-                                         arrays[b].name);
-    });
-    std::vector<TensorEntry> entries;
-    entries.reserve(arrays.size());
-    for (const size_t i : order)
-      entries.push_back({arrays[i].name, arrays[i].dtype, arrays[i].shape});
-    PTC_TRY(auto header, write_safetensors_header(entries, {{"format", "pt"}}));
+    std::vector<SafetensorsArray> all;
+    all.reserve(arrays.size());
+    for (const NewArray& array : arrays) all.push_back({array.name, array.dtype, &array.shape});
+    PTC_TRY(auto made, lay_out_safetensors(all, {{"format", "pt"}}));
     FileLayout layout;
-    layout.bytes = header.size();
-    layout.offsets.resize(arrays.size());
-    for (size_t place = 0; place < order.size(); ++place) {
-      const TensorEntry& entry = entries[place];
-      layout.offsets[order[place]] = entry.offset;
-      layout.bytes = std::max(layout.bytes, entry.offset + entry.bytes);
-    }
-    layout.literals = std::move(header);
+    layout.literals = std::move(made.header);
+    layout.bytes = made.bytes;
+    layout.offsets = std::move(made.offsets);
+    layout.order = std::move(made.order);
     return layout;
   }
 };

@@ -52,7 +52,7 @@ struct FileOutline {
 
 /// An array that a new file shall have.
 struct NewArray {
-  std::string name;
+  std::string_view name;  // outlives it
   DType dtype = DType::kF32;
   Shape shape;
   uint64_t content = 0;  // two of equal number have equal bytes
@@ -78,6 +78,7 @@ struct FileLayout {
   Literals literals;
   uint64_t bytes = 0;
   std::vector<uint64_t> offsets;  // by array; of two with equal content it may be the same
+  std::vector<uint32_t> order;    // the arrays by offset; may be empty
 };
 
 /// Stateless; threads: any.

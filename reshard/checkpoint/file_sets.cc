@@ -86,37 +86,41 @@ Result<FileSetRef> Checkpoint::rank_tensors(const LayoutSpec& spec, uint64_t glo
 }
 
 Result<FileSetRef> Checkpoint::rank_files(const LayoutSpec& spec, uint64_t global_rank) const {
-  return cached(fmt::format("{}/{}", spec.name(), global_rank), [&]() -> Result<FileSetRef> {
-    const RankCoords coords = spec.coords(global_rank);
-    const StateCoords state = state_of(spec, coords);
+  const RankCoords coords = spec.coords(global_rank);
+  const StateCoords state = state_of(spec, coords);
+  const std::vector<uint32_t> others = other_files(coords);
+  // Ranks of one state that get the other files of the same rank, too, have one set.
+  const std::string others_of =
+      others.empty() ? "" : std::to_string(manifest().files[others.front()].rank);
+  const std::string name =
+      fmt::format("{}/{}/{}", spec.name(), state_index(spec, state), others_of);
+  return cached(name, [&]() -> Result<FileSetRef> {
     PTC_TRY(auto files, state_files(spec, state));
-    const std::string key = state_key(spec);
-    auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", key, state_index(spec, state)),
+    const auto key = std::make_shared<const std::string>(state_key(spec));
+    auto set = std::make_shared<DescribedSet>(fmt::format("{}/{}", *key, state_index(spec, state)),
                                               shared_from_this());
     for (size_t i = 0; i < files->size(); ++i) {
       const StateFile& file = (*files)[i];
+      set->add_memory(file.layout.literals.bytes() + file.layout.arrays.size() * sizeof(ArraySlot));
       FileSet::Entry entry{file.path, file.layout.bytes, "", facts_->rights_in(file.path)};
       if (is_one_array(file.path)) {
         DType dtype = model().tensors()[file.layout.arrays.front().tensor].dtype;
         if (dtype_npy_descr(dtype).find('V') != std::string_view::npos)
           entry.dtype = dtype_name(dtype);
       }
-      set->add(
-          std::move(entry), DescribedSet::Kind::kImage,
-          [this, files, i, key](const ContentSource& source) -> Result<FileContentRef> {
-            return source.open([this, files, i, key](const StoredState& now) -> Result<Source> {
-              const auto& [path, layout, owner, states] = (*files)[i];
-              int64_t image = state_key(now.spec) == key ? now.find(owner, path) : -1;
-              PTC_TRY(ContentSource::check_tensors(*this, layout));
-              // A lost image may hold nothing that others do not hold too.
-              if (image >= 0 && now.images[image].image &&
-                  !ContentSource::is_damaged(*this, now.images[image]))
-                return ContentSource::whole(now.images[image].image);
-              return ContentSource::gather(*this, now, layout);
-            });
-          });
+      const auto find_image = [this, files, i, key](const StoredState& now) -> Result<ImageRef> {
+        const StateFile& one = (*files)[i];
+        PTC_TRY(ContentSource::check_tensors(*this, one.layout));
+        const int64_t image = state_key(now.spec) == *key ? now.find(one.owner, one.path) : -1;
+        // A lost image may hold nothing that others do not hold too.
+        if (image < 0 || ContentSource::is_damaged(*this, now.images[image])) return ImageRef();
+        return now.images[image].image;
+      };
+      set->add_stored(std::move(entry), find_image, [this, files, i](const StoredState& now) {
+        return ContentSource::gather(*this, now, (*files)[i].layout);
+      });
     }
-    for (uint32_t file : other_files(coords)) set->add_other(file);
+    for (uint32_t file : others) set->add_other(file);
     PTC_TRY(const auto values, values_of_dcp());
     for (const auto& [directory, text] : *values) {
       const std::string path = directory + std::string(kDcpValuesFile);
@@ -256,11 +260,10 @@ Result<FileSetRef> Checkpoint::hf_files() const {
         rights = rights ? rights->narrowed_to(of_tensor) : of_tensor;
       }
       if (rights) rights_of_all = rights_of_all ? rights_of_all->narrowed_to(*rights) : *rights;
-      PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords(),
-                                 /*laid_out=*/nullptr, &own));
+      PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords(), &own));
       const uint64_t bytes = file.layout.bytes;
       set->add({path, bytes, "", rights.value_or(ReadRights{manifest().uid, manifest().gid})},
-               DescribedSet::Kind::kComputed,
+
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                    const ContentSource& source) { return source.open_gathered(layout); });
     }
@@ -314,7 +317,7 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
       PTC_TRY(DcpTree tree, make_dcp_tree(of_files, model(), own));
       for (DcpTree::File& file : tree.files)
         set->add({directory + file.name, file.layout.bytes, "", rights},
-                 DescribedSet::Kind::kComputed,
+
                  [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                      const ContentSource& source) { return source.open_gathered(layout); });
       set->add_text(directory + ".metadata", std::move(tree.metadata), rights);

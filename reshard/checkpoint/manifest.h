@@ -104,6 +104,9 @@ std::string state_key(const LayoutSpec& spec);
 /// Two specs with the same text are the same.
 std::string key_text(const LayoutSpec& spec);
 
+struct FileLayout;  // reshard/checkpoint/file_format.h
+using FileLayoutRef = std::shared_ptr<const FileLayout>;
+
 /// A file with tensors, as a state has it under some spec. Of a file in which dp cuts nothing, all
 /// states that differ in dp only have the same: it is stored as the file of the first of them.
 struct StateFile {
@@ -111,6 +114,7 @@ struct StateFile {
   ImageLayout layout;
   uint32_t owner = 0;                 // the state whose file is stored
   std::vector<uint32_t> states = {};  // that have it; filled by Checkpoint::target_images
+  FileLayoutRef laid_out = nullptr;   // while it is here, others that lie so share it; may be null
 };
 
 /// One image that holds part of a checkpoint. Copies on several nodes are images of their own.

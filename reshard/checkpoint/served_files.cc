@@ -179,7 +179,7 @@ Result<FileSetRef> Checkpoint::served_files(const ServedLayout& layout,
         PTC_TRY(const auto file, served_file(*all, w));
         // Made again for who opens it: that of all workers would take very much memory.
         set->add(
-            {layout.file_name(w), file.bytes, "", rights}, DescribedSet::Kind::kComputed,
+            {layout.file_name(w), file.bytes, "", rights},
             [this, all, layout, w](const ContentSource& source) -> Result<FileContentRef> {
               PTC_TRY(auto made, served_file(*all, w));
               return source.open_gathered(std::make_shared<const ImageLayout>(std::move(made)));

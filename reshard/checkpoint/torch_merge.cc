@@ -59,7 +59,7 @@ class TorchMerge {
     for (uint32_t i = 0; i < arrays.size(); ++i) {
       by_name_.emplace(arrays[i].name, i);
       const size_t chunk = megatron_chunk_bytes(arrays[i].name);
-      chunks_.insert(arrays[i].name.substr(0, chunk));
+      chunks_.emplace(arrays[i].name.substr(0, chunk));
       has_chunks_ = has_chunks_ || chunk > 0;
     }
     placed_.resize(arrays.size());
@@ -358,15 +358,15 @@ class TorchMerge {
     // Layers, and layers' experts, by stretch of layers ("model1.").
     std::map<std::string, std::set<std::pair<std::string, std::string>>> layers, experts;
     for (const NewArray& array : arrays_) {
-      const std::string chunk = array.name.substr(0, megatron_chunk_bytes(array.name));
+      const std::string chunk(array.name.substr(0, megatron_chunk_bytes(array.name)));
       const auto [begin, end] = layer_in(array.name);
-      const std::string layer = array.name.substr(begin, end - begin);
+      const std::string layer(array.name.substr(begin, end - begin));
       if (end > 0) layers[chunk].emplace(layer, "");
       if (const auto [from, to] = expert_in(array.name); end > 0 && to > 0)
         experts[chunk].emplace(layer, array.name.substr(from, to - from));
       for (size_t dot = array.name.find('.'); dot != array.name.npos;
            dot = array.name.find('.', dot + 1))
-        modules_here_.insert(array.name.substr(0, dot + 1));
+        modules_here_.emplace(array.name.substr(0, dot + 1));
     }
     for (const auto& [kind, value] : of_modules_)
       for (const std::string& chunk : chunks_) {

@@ -65,6 +65,16 @@ class Literals {
     }
   }
 
+  /// What lies in [begin, end) of the file, as a file of its own. All that there is it shares.
+  Literals within(uint64_t begin, uint64_t end) const {
+    if (pieces().empty() || (begin == 0 && pieces().back().end() <= end)) return *this;
+    std::vector<Piece> part;
+    for_each(begin, end, [&](uint64_t offset, std::string_view bytes) {
+      part.push_back({offset - begin, std::string(bytes)});
+    });
+    return Literals(std::move(part));
+  }
+
   friend bool operator==(const Literals& a, const Literals& b) {
     return a.pieces_ == b.pieces_ || a.pieces() == b.pieces();
   }

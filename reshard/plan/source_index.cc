@@ -33,6 +33,10 @@ bool is_other_name(const SharedVector<ArraySlot>& arrays, size_t number) {
 }
 
 void sort_arrays(std::vector<ArraySlot>& arrays) {
+  const auto not_behind = [](const ArraySlot& a, const ArraySlot& b) {
+    return a.byte_offset >= b.byte_offset;
+  };
+  if (std::adjacent_find(arrays.begin(), arrays.end(), not_behind) == arrays.end()) return;
   // What covers nothing begins where another begins, and comes before it.
   auto key = [&](const ArraySlot& slot) {
     uint64_t elements = 0;

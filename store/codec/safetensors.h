@@ -6,6 +6,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "store/base/error.h"
@@ -39,10 +40,23 @@ Result<uint64_t> safetensors_header_bytes(std::span<const std::byte> first_8_byt
 /// and shapes that do not multiply to the bytes are kInvalidArgument, named.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header, uint64_t file_bytes);
 
-/// The order of data in new files, in which write_safetensors_header() sorts: wide types first,
-/// then by name.
-bool comes_before_in_safetensors(DType a, std::string_view name_a, DType b,
-                                 std::string_view name_b);
+/// A tensor of a new file. Both outlive the call that it is given to.
+struct SafetensorsArray {
+  std::string_view name;
+  DType dtype;
+  const Shape* shape;
+};
+struct SafetensorsLayout {
+  std::string header;             // with its 8-byte prefix
+  std::vector<uint32_t> order;    // the arrays as they follow each other in the file
+  std::vector<uint64_t> offsets;  // by array, in the file
+  uint64_t bytes = 0;             // of the file
+};
+/// Lays tensors out as write_safetensors_header() does. Cost: the text, and sorting by name where
+/// they do not come in order.
+Result<SafetensorsLayout> lay_out_safetensors(std::span<const SafetensorsArray> arrays,
+                                              const std::map<std::string, std::string>& metadata,
+                                              uint64_t align = 4096);
 
 /// Lays tensors out (alignment of the dtype descending, then name, as the reference writer does)
 /// and writes the header, padded with spaces so that the data begins at a multiple of `align`

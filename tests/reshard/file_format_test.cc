@@ -237,8 +237,7 @@ TEST(TorchFormat, TensorsOfSeveralFiles) {
   std::string file;
   auto make = [&](std::vector<std::string> names) {
     std::vector<NewArray> arrays;
-    for (std::string& name : names)
-      arrays.push_back({std::move(name), DType::kF32, {2}, arrays.size()});
+    for (const std::string& name : names) arrays.push_back({name, DType::kF32, {2}, arrays.size()});
     auto made = torch_format().lay_out(arrays, like);
     return made ? names_in(made.value(), arrays.size(), file)
                 : std::vector<std::string>{made.error().message()};

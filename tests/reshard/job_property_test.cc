@@ -1,11 +1,44 @@
 // Random models, any layout in, any layout out, against the element-by-element oracle.
 #include <gtest/gtest.h>
 
+#include "reshard/checkpoint/planned_file.h"
+#include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc::testing {
 namespace {
+
+/// Files read by pieces of one array, three, or as many as there are, are those planned as a whole.
+void expect_pieces(const Checkpoint& checkpoint, const LayoutSpec& spec, std::mt19937_64& random) {
+  const auto transport = make_loopback_transport();
+  ASSERT_TRUE(all_are_here(*checkpoint.stored()));
+  const StateCoords state = state_at(spec, random() % state_count(spec));
+  const StateFilesRef files = checkpoint.state_files(spec, state).value();
+  for (const StateFile& file : *files) {
+    for (const size_t arrays : {size_t{1}, size_t{3}, PlannedFile::kArraysOfPiece}) {
+      const PlannedFile planned(file.layout, checkpoint.stored(), arrays);
+      ASSERT_NE(planned.whole(), nullptr);
+      std::string whole(planned.bytes(), '\0'), window;
+      ASSERT_TRUE(planned.whole()
+                      ->read(*transport, 0, std::as_writable_bytes(std::span(whole)))
+                      .has_value());
+      for (int i = 0; i < 8; ++i) {
+        const uint64_t begin = i == 0 ? 0 : random() % planned.bytes();
+        window.assign(i == 0 ? planned.bytes() : random() % (planned.bytes() - begin) + 1, '?');
+        const auto read = [&](const GatherProgram& program, uint64_t at,
+                              std::span<std::byte> part) {
+          return program.read(*transport, at, part);
+        };
+        const Result<> got =
+            planned.for_each_piece(begin, std::as_writable_bytes(std::span(window)), read);
+        ASSERT_TRUE(got.has_value()) << got.error().message();
+        EXPECT_TRUE(window == whole.substr(begin, window.size()))
+            << file.path << ", " << arrays << " arrays a piece, from " << begin;
+      }
+    }
+  }
+}
 
 void round_trip(uint64_t seed) {
   SCOPED_TRACE(fmt::format("PTC_SEED={}", seed));
@@ -44,7 +77,8 @@ void round_trip(uint64_t seed) {
   expect_written();
   expect_model(*checkpoint, sample);
   expect_layout(*checkpoint, sample, other);  // computed on read
-  if (other.stages.empty()) {                 // its name says all
+  expect_pieces(*checkpoint, other, random);
+  if (other.stages.empty()) {  // its name says all
     const auto named = job->find_layout(*checkpoint, other.name());
     EXPECT_TRUE(named.has_value() && named.value() == other) << other.name();
   }

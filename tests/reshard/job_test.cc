@@ -181,6 +181,29 @@ TEST_F(JobTest, ReplicasOnlyChangeMovesNothing) {
   EXPECT_EQ(plan.at("files").at("written").to_number<int>(), 0);
 }
 
+TEST_F(JobTest, WhatIsEqualIsMadeOnceForAllWhoHaveIt) {
+  write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
+  commit("base");
+  const CheckpointRef checkpoint = job_->find_checkpoint("base");
+  const auto set = [&](const char* layout, uint64_t rank) {
+    return checkpoint->rank_files(spec(layout), rank).value();
+  };
+  const FileSetRef first = set("tp2-pp1-dp3", 0), second = set("tp2-pp1-dp3", 1);
+  EXPECT_EQ(set("tp2-pp1-dp3", 2), first) << "a replica's files are its";
+  EXPECT_EQ(set("tp2-pp1-dp3", 5), second);
+  EXPECT_NE(first, second);
+  const auto header = [&](const char* layout, uint32_t tp) {
+    const StateFilesRef files = checkpoint->state_files(spec(layout), {.tp = tp}).value();
+    for (const StateFile& file : *files)
+      if (file.path == "model.safetensors") return file.layout.literals.header().data();
+    return static_cast<const char*>(nullptr);
+  };
+  ASSERT_NE(header("tp2-pp1-dp3", 0), nullptr);
+  EXPECT_EQ(header("tp2-pp1-dp3", 0), header("tp2-pp1-dp3", 1)) << "the same names and shapes";
+  EXPECT_EQ(header("tp2-pp1-dp5", 1), header("tp2-pp1-dp3", 0)) << "in another layout, too";
+  EXPECT_NE(header("tp1-pp1-dp5", 0), header("tp2-pp1-dp3", 0));
+}
+
 TEST_F(JobTest, ReplicasShareOneImage) {
   write_ranks(sample_, spec("tp1-pp1-dp1"), incoming("base"));
   commit("base");

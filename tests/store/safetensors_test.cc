@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <random>
+#include <set>
 
 #include "expect_error.h"
 
@@ -217,6 +218,42 @@ TEST(Safetensors, RoundTripOfRandomCollections) {
       EXPECT_EQ(got.offset, tensors[i].offset);
       EXPECT_EQ(got.bytes, tensors[i].bytes);
     }
+  }
+}
+
+TEST(Safetensors, LongNamesThatBeginAlikeAreInOrder) {
+  std::mt19937 random(5);
+  const std::string alphabet[] = {"a", "b", ".", "\x7f", "é", "layers.1", "layers.10"};
+  for (const size_t in_common : {0u, 6u, 7u, 8u, 5000u}) {
+    std::set<std::string> names;
+    while (names.size() < 500) {
+      std::string name(in_common, 'm');
+      for (uint64_t k = random() % 12; k > 0; --k) name += alphabet[random() % 7];
+      names.insert(std::move(name));
+    }
+    names.erase("");
+    std::vector<std::string> mixed(names.begin(), names.end());
+    std::shuffle(mixed.begin(), mixed.end(), random);
+    const Shape shape{2};
+    std::vector<SafetensorsArray> arrays;
+    for (const std::string& name : mixed)
+      arrays.push_back({name, name.back() == 'a' ? DType::kI64 : DType::kU8, &shape});
+    const SafetensorsLayout made = lay_out_safetensors(arrays, {}).value();
+    std::vector<std::string> expected;
+    for (const bool wide : {true, false})
+      for (const std::string& name : names)
+        if ((name.back() == 'a') == wide) expected.push_back(name);
+    ASSERT_EQ(made.order.size(), expected.size());
+    uint64_t offset = made.header.size();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(mixed[made.order[i]], expected[i]);
+      ASSERT_EQ(made.offsets[made.order[i]], offset);
+      offset += expected[i].back() == 'a' ? 16 : 2;
+    }
+    EXPECT_EQ(made.bytes, offset);
+    arrays.push_back({mixed.front(), DType::kF32, &shape});
+    EXPECT_TRUE(has_error(lay_out_safetensors(arrays, {}), Code::kInvalidArgument,
+                          "two tensors are named"));
   }
 }
 

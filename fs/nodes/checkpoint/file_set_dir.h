@@ -39,7 +39,7 @@ class FileSetDir : public FrozenDir {
 
 /// All files of a set, which is made when somebody looks for a name in here: to list the directory
 /// that this one is in costs nothing.
-class WholeSetDir final : public FileSetDir {
+class WholeSetDir : public FileSetDir {
  public:
   WholeSetDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
               FileSetSourceRef source)

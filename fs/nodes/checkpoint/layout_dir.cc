@@ -57,9 +57,8 @@ FsResult<NodeRef> RanksDir::find(const std::string& name) {
   std::string key = child_key(name);
   if (NodeRef node = known(key)) return node;
   FileSetSourceRef source = rank_files_of(*job(), *checkpoint(), spec_, *rank);
-  PTC_TRY(const FileSetRef files, as_fs(source->get()));
   return intern(std::make_shared<RankDir>(job(), checkpoint(), std::move(key), std::move(source),
-                                          *files, spec_, *rank));
+                                          spec_, *rank));
 }
 
 FsResult<std::vector<DirEntry>> RanksDir::entries() {

@@ -48,21 +48,17 @@ class RanksDir : public FrozenDir {
 };
 
 /// layouts/<layout>/rank/<r>/: its files, and its sub-tensors under tensors/.
-class RankDir : public FileSetDir {
+class RankDir : public WholeSetDir {
  public:
   RankDir(JobViewRef job, std::shared_ptr<CheckpointView> checkpoint, std::string key,
-          FileSetSourceRef source, const FileSet& files, LayoutSpec spec, uint64_t rank)
-      : FileSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source), files,
-                   ""),
+          FileSetSourceRef source, LayoutSpec spec, uint64_t rank)
+      : WholeSetDir(std::move(job), std::move(checkpoint), std::move(key), std::move(source)),
         spec_(std::move(spec)),
         rank_(rank) {}
 
  private:
   FsResult<NodeRef> find(const std::string& name) override;
   FsResult<std::vector<DirEntry>> entries() override;
-  FsResult<std::optional<uint64_t>> subdirectories() override {
-    return FrozenDir::subdirectories();
-  }
   const LayoutSpec spec_;
   const uint64_t rank_;
 };
