@@ -4,9 +4,11 @@
     PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/layouts.py [--rounds 3]
 
 A DeepSeek-V3 of 61 layers and 256 experts each by itself, every matrix tiny, with Adam's moments: 136 011
-tensors. Timed: the directory of one rank by its path, and its names with the first bytes of its file; of each
-layout once in a round, in a daemon that has shown a first one. Baseline: json.loads of the header of what was
-written, which a reader of that file does.
+tensors. Timed: ls of one rank's directory by its path, and its names with the first bytes of its file; of each
+layout once in a round, in a daemon that has shown a first one. Of layouts of many ranks, `ls rank/`, and the names
+in each rank's directory: of as many replicas of one state, and of states that differ. At last 150 layouts one after
+another, each looked at: memory of the daemon. Baseline: json.loads of the header of what was written, which a reader
+of that file does.
 """
 import json
 import os
@@ -22,6 +24,9 @@ CONFIG = {"model_type": "deepseek_v3", "hidden_size": 64, "num_hidden_layers": 6
 FIRST = "tp1-pp1-dp1"  # as it was written
 LAYOUTS = ("tp8-pp4-dp1-ep16", "tp4-pp2-dp1-ep8", "tp2-pp1-dp1-ep32", "tp8-pp1-dp4-ep8",
            "tp2-pp1-dp1", "tp1-pp1-dp8-fsdp")  # of these two each rank has a part of every tensor
+REPLICAS = "tp1-pp1-dp4096"  # of one state
+STATES = "tp8-pp4-dp1-ep16"  # 512 ranks, each of a state of its own
+ONE_AFTER_ANOTHER = [f"tp{tp}-pp1-dp{dp}-fsdp" for tp in (1, 2, 4) for dp in range(2, 52)]
 
 
 def deepseek():
@@ -49,6 +54,11 @@ def look(path):
         file.read(8)
 
 
+def list_ranks(path):
+    for rank in os.listdir(path):
+        os.listdir(f"{path}/{rank}")
+
+
 def main():
     options = bench.options(__doc__, rounds=3)
     parameters, ratios = deepseek(), bench.Ratios()
@@ -66,8 +76,16 @@ def main():
             for layout in (FIRST, *LAYOUTS):
                 path = job.checkpoint("base", "layouts", layout, "rank", "0" if layout == FIRST else "1")
                 what = layout + (", as it was written" if layout == FIRST else "")
-                ratios.add(what, bench.seconds(os.stat, path) / parse)
+                ratios.add(what, bench.seconds(os.listdir, path) / parse)
                 ratios.add(what + ": its files", bench.seconds(look, path) / parse)
+            for layout in (REPLICAS, STATES):
+                ranks = job.checkpoint("base", "layouts", layout, "rank")
+                ratios.add(layout + ": ls rank/", bench.seconds(os.listdir, ranks) / parse)
+                ratios.add(layout + ": ls rank/*/", bench.seconds(list_ranks, ranks) / parse)
+            before = daemon.own_bytes()
+            for layout in ONE_AFTER_ANOTHER:
+                look(job.checkpoint("base", "layouts", layout, "rank", "1"))
+            ratios.add("150 layouts: memory / their headers' bytes", (daemon.own_bytes() - before) / sum(map(len, texts)))
     print(f"{sum(len(writer.header) for writer in files.values())} tensors; parsing their headers took {parse * 1000:.0f} ms")
     ratios.print()
 
