@@ -1,5 +1,6 @@
 """cmake --install: what it puts where, and that each piece works from there."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import unittest
 import mount
 
 BUILD = os.path.dirname(mount.bin_dir())
+CHANGELOG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/packages/changelog")
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/python/ptc")
 
 
@@ -49,6 +51,13 @@ class Install(unittest.TestCase):
         for program in ("ptc", "ptcfs"):
             done = run(self.at("bin", program), "--version")
             self.assertRegex(done.stdout, rf"^{program} \d")
+
+    def test_all_are_of_one_version(self):
+        """CMakeLists.txt says it; the packages' changelog and the Python package are checked against that."""
+        said = run(self.at("bin/ptcfs"), "--version").stdout.split()[1]
+        self.assertEqual(run(self.at("bin/ptc"), "--version").stdout.split()[1], said)
+        self.assertIn(f'\n__version__ = "{said}"\n', mount.read_text(os.path.join(PACKAGE, "__init__.py")))
+        self.assertRegex(mount.read_text(CHANGELOG), rf"^ptcfs \({re.escape(said)}-[0-9.]+\) ")
 
     def test_the_python_package(self):
         """pip installs what is there, types too, without anything else."""
