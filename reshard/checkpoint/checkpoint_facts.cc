@@ -170,7 +170,7 @@ std::string CheckpointFacts::make_meta_json() const {
   for (uint32_t t = 0; t < manifest.model->tensors().size(); ++t) {
     const TensorInfo& tensor = manifest.model->tensors()[t];
     json::array shape;
-    for (uint64_t extent : tensor.shape) shape.push_back(extent);
+    for (uint64_t extent : tensor.shape_in_files()) shape.push_back(extent);
     list.push_back(json::object{{"name", tensor.name},
                                 {"file", tensor.file},
                                 {"dtype", dtype_name(tensor.dtype)},

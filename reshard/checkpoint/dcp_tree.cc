@@ -125,7 +125,7 @@ class TreeMaker {
     for (const ArraySlot& slot : file.layout.arrays) {
       if (slot.tensor >= model_.tensors().size()) continue;  // padding
       const TensorInfo& info = model_.tensors()[slot.tensor];
-      DcpNewTensor tensor{name_of(slot.tensor), {}, info.dtype, info.shape, {}};
+      DcpNewTensor tensor{name_of(slot.tensor), {}, info.dtype, info.shape_in_files(), {}};
       if (const auto path = paths.find(tensor.name); path != paths.end()) {
         if (path->second.row) {
           stacks[path->second.path].emplace(*path->second.row, slot.tensor);
@@ -183,7 +183,7 @@ class TreeMaker {
           return make_error(Code::kInternal, "{}: tensor {} is not among its arrays", file.path,
                             ptc::quoted(one.name));
         origin.tensor = found->second;
-        tensor.shape = model_.tensors()[origin.tensor].shape;
+        tensor.shape = model_.tensors()[origin.tensor].shape_in_files();
       } else {
         PTC_TRY(const uint64_t bytes, array_bytes(one.shape, one.dtype));
         file.layout.literals.for_each(
@@ -244,7 +244,7 @@ class TreeMaker {
           continue;
         }
         if (origins_[t].tensor != Origin::kOwn) {
-          arrays[file].push_back({origins_[t].tensor, offset, box_alone(box)});
+          arrays[file].push_back({origins_[t].tensor, offset, rows_of(origins_[t].tensor, box)});
           continue;
         }
         PTC_TRY(const uint64_t bytes, array_bytes(box.extent, tensors_[t].dtype));
@@ -267,6 +267,15 @@ class TreeMaker {
       tree.files.push_back(std::move(file));
     }
     return tree;
+  }
+
+  /// A chunk of a tensor of the model: rows of it.
+  SubTensor rows_of(uint32_t tensor, const Box& box) const {
+    const TensorInfo& info = model_.tensors()[tensor];
+    if (!info.folded_into) return box_alone(box);
+    SubTensor part = info.whole();
+    cut_rows(part, box.offset[0], box.extent[0]);
+    return part;
   }
 
   const Model& model_;

@@ -133,7 +133,7 @@ Result<ImageLayout> lay_out_values(std::span<const DcpTable> tables,
     TorchPathValue& value = all.values.emplace_back();
     value.path = tensor.path;
     value.dtype = tensor.dtype;
-    value.shape = tensor.shape;
+    value.shape = tensor.all.local_shape;
     all.bytes.emplace_back();
   }
   PTC_TRY(auto made, compose_torch_file(all.values));
@@ -142,8 +142,7 @@ Result<ImageLayout> lay_out_values(std::span<const DcpTable> tables,
   std::vector<ArraySlot> arrays;
   for (size_t i = 0; i < tensors.size(); ++i)
     if (made.tensors[before + i].bytes > 0)
-      arrays.push_back(
-          {tensors[i].tensor, made.tensors[before + i].offset, SubTensor::whole(tensors[i].shape)});
+      arrays.push_back({tensors[i].tensor, made.tensors[before + i].offset, tensors[i].all});
   sort_arrays(arrays);
   layout.arrays = std::move(arrays);
   layout.literals = Literals(all.pieces(std::move(made)));

@@ -26,7 +26,7 @@ struct ValueTensor {
   std::vector<TorchStep> path;
   uint32_t tensor = 0;
   DType dtype = DType::kF32;
-  Shape shape;
+  SubTensor all;
 };
 /// A file of torch.save's with these tensors behind the values. kInvalidArgument, too: what cannot
 /// be one nested state.

@@ -153,6 +153,7 @@ class UniversalCuts {
     const auto match = finder_.find(info.name);
     if (!match) return {.doubt = UniversalCut::Doubt::kUnknown};
     if (!match->rule->cut) return {};
+    if (info.folded_into) return {.doubt = UniversalCut::Doubt::kUnknown};
     std::string alike =
         fmt::format("{} {} {}", fmt::ptr(match->rule), match->part_of != nullptr ? info.name : "",
                     info.shape.to_string());
@@ -448,7 +449,8 @@ class DeepSpeedFolder::Maker {
         // An fp32 copy that another file has under the very name.
         if (key.empty() && info.dtype == DType::kF32) key = kUniversalMaster;
         const bool is_step = key == kUniversalStep && Box::whole(info.shape).volume() == 1;
-        if (!is_step && !(info.shape == whose.shape && is_file_name(key, kStateEnding)))
+        if (!is_step &&
+            !(info.shape_in_files() == whose.shape_in_files() && is_file_name(key, kStateEnding)))
           return false;
         return parameter.states.try_emplace(std::string(key), t).second;
       });
@@ -520,7 +522,7 @@ class DeepSpeedFolder::Maker {
       }
       for (const auto& [state, tensor] : parameter.states) {
         if (torch_dtype_name(model_.tensors()[tensor].dtype).empty()) continue;
-        PTC_TRY(const uint32_t kind, kind_of(state, cut, info.shape, saved_with(state)));
+        PTC_TRY(const uint32_t kind, kind_of(state, cut, info.shape_in_files(), saved_with(state)));
         PTC_TRY(add_file(parameter.name, state, kind, tensor));
       }
       if (!step) continue;
@@ -605,7 +607,7 @@ class DeepSpeedFolder::Maker {
     std::string alike = std::to_string(kind);
     if (tensor != kNone) {
       const TensorInfo& info = model_.tensors()[tensor];
-      alike += fmt::format("{}{}", dtype_name(info.dtype), info.shape.to_string());
+      alike += fmt::format("{}{}", dtype_name(info.dtype), info.shape_in_files().to_string());
     }
     const auto [known, is_new] = bytes_.try_emplace(std::move(alike), 0);
     if (is_new) {
@@ -708,7 +710,7 @@ class DeepSpeedFolder::Maker {
     } else if (with_step != parameters_.end()) {
       const uint32_t tensor = with_step->states.find(kUniversalStep)->second;
       const TensorInfo& info = model_.tensors()[tensor];
-      tensors.push_back({std::move(of_step), tensor, info.dtype, info.shape});
+      tensors.push_back({std::move(of_step), tensor, info.dtype, info.whole()});
     }
     PTC_TRY(folder_.optimizer_state_, lay_out_values(std::span(&table, 1), tensors));
     return ok();
@@ -749,7 +751,7 @@ Result<ImageLayout> DeepSpeedFolder::lay_out(const File& file) const {
   if (file.tensor != kNone) {
     const TensorInfo& info = model_.tensors()[file.tensor];
     tensors.push_back(
-        {kind.bare ? SavedPath() : key_path({"param"}), file.tensor, info.dtype, info.shape});
+        {kind.bare ? SavedPath() : key_path({"param"}), file.tensor, info.dtype, info.whole()});
   }
   return lay_out_values(std::span(&kind.beside, 1), tensors);
 }

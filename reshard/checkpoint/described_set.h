@@ -80,7 +80,7 @@ class DescribedSet : public FileSet {
   Result<> add_npy(std::string path, uint32_t tensor,
                    std::unique_ptr<const SubTensor> part = nullptr) {
     const TensorInfo& info = source_.checkpoint().model().tensors()[tensor];
-    const Shape& shape = part != nullptr ? part->local_shape : info.shape;
+    const Shape shape = part != nullptr ? part->local_shape : info.shape_in_files();
     PTC_TRY(auto bytes, array_bytes(shape, info.dtype));
     bool unknown_to_numpy = dtype_npy_descr(info.dtype).find('V') != std::string_view::npos;
     entries_.push_back({std::move(path), npy_header_bytes(info.dtype, shape) + bytes,
@@ -154,7 +154,7 @@ class DescribedSet : public FileSet {
 
   Result<FileContentRef> open_npy(const File& file, uint64_t bytes) const {
     const TensorInfo& info = source_.checkpoint().model().tensors()[file.tensor];
-    const SubTensor part = file.part != nullptr ? *file.part : SubTensor::whole(info.shape);
+    const SubTensor part = file.part != nullptr ? *file.part : info.whole();
     auto layout = std::make_shared<ImageLayout>();
     std::string header = write_npy_header(info.dtype, part.local_shape);
     layout->arrays.push_back({file.tensor, header.size(), part});

@@ -234,7 +234,7 @@ Result<FileSetRef> Checkpoint::hf_files() const {
         shards.emplace_back();
         shard_bytes = 0;
       }
-      shards.back().push_back({t, SubTensor::whole(tensors[t].shape)});
+      shards.back().push_back({t, tensors[t].whole()});
       shard_bytes += bytes;
       total_bytes += bytes;
     }

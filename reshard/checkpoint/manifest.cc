@@ -66,6 +66,12 @@ Result<TensorInfo> parse_tensor(const json::object& object) {
   if (object.contains("by_stage")) {
     PTC_TRY(tensor.by_stage, member<bool>(object, "by_stage"));
   }
+  if (object.contains("folded_into")) {
+    PTC_TRY(tensor.folded_into, member<uint32_t>(object, "folded_into"));
+    if (*tensor.folded_into + size_t{1} >= tensor.shape.size())
+      return make_error(Code::kCorrupt, "manifest: {} has no axis {} behind the first",
+                        quoted(tensor.name), *tensor.folded_into + 1);
+  }
   return tensor;
 }
 
@@ -216,6 +222,7 @@ std::string Manifest::to_text() const {
                                    {"checksum", checksums[i].to_hex()}});
     if (tensor.whole_on_dp) tensors.back().as_object()["whole_on_dp"] = true;
     if (tensor.by_stage) tensors.back().as_object()["by_stage"] = true;
+    if (tensor.folded_into) tensors.back().as_object()["folded_into"] = *tensor.folded_into;
   }
   root["tensors"] = std::move(tensors);
   json::array file_array;

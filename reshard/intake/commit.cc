@@ -79,13 +79,14 @@ Result<Rules> choose_rules(const CommitRequest& request, const LayoutSpec& spec,
 
 /// Whether parameters of it are in `known`, and all of these as large there: there may be others.
 bool is_of_same_model(const Model& model, const Model& known) {
-  std::unordered_map<std::string_view, const Shape*> shapes;
-  for (const TensorInfo& tensor : known.tensors()) shapes.emplace(tensor.name, &tensor.shape);
+  std::unordered_map<std::string_view, Shape> shapes;
+  for (const TensorInfo& tensor : known.tensors())
+    shapes.emplace(tensor.name, tensor.shape_in_files());
   bool any = false;
   for (const TensorInfo& tensor : model.tensors()) {
     const auto there = shapes.find(tensor.name);
     if (there == shapes.end()) continue;
-    if (*there->second != tensor.shape) return false;
+    if (there->second != tensor.shape_in_files()) return false;
     any = true;
   }
   return any;
@@ -179,6 +180,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
       }
       ranks.back().tensors.push_back({path, tensor.name, tensor.dtype, tensor.shape});
       if (file.spread()) ranks.back().tensors.back().said = file.said[i];
+      ranks.back().tensors.back().in_boxes = !file.said.empty() && file.said[i].has_value();
       ranks.back().tensors.back().by_stage = file.by_stage;
       origin.back().push_back({{&file, i}});
     }
@@ -206,6 +208,7 @@ Result<std::shared_ptr<const Model>> infer(const CommitRequest& request, const L
             fmt::format("{} and its like: tensor {}", origin[r][i].front().file->source(),
                         ptc::quoted(tensor.name)));
       tensor.shape = whole.value().extent;
+      tensor.in_boxes = true;
       wholes.emplace(&tensor, whole.value());
     }
   }

@@ -59,9 +59,8 @@ bool is_inside(const Box& box, const Dims& shape) {
 /// Whether a part that another node says can be one of a tensor of this shape.
 bool is_part_of(const SubTensor& part, const Dims& whole) {
   if (part.flat) {
-    const auto elements = num_elements(part.flat->of);
-    if (!elements || part.local_shape.size() != 1 || part.flat->begin > elements.value())
-      return false;
+    const auto elements = num_elements(part.flat->of), local = num_elements(part.local_shape);
+    if (!elements || !local || part.flat->begin > elements.value()) return false;
   }
   const Dims& array = part.flat ? part.flat->of : part.local_shape;
   return num_elements(whole).has_value() &&

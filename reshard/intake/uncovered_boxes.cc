@@ -106,25 +106,28 @@ Result<std::vector<Box>> uncovered_boxes(const SubTensor& part) {
     PTC_TRY(cutter.add(Box::whole(part.local_shape)));
     return std::move(cutter).uncovered();
   }
-  const uint64_t begin = part.flat->begin, wanted = part.local_shape[0];
+  const uint64_t begin = part.flat->begin;
+  PTC_TRY(const uint64_t wanted, num_elements(part.local_shape));
   PTC_TRY(const uint64_t elements, num_elements(part.flat->of));
   const uint64_t there = std::min(wanted, std::max(elements, begin) - begin);
   for (const Box& region : boxes_of_run(part.flat->of, begin, begin + there)) {
     PTC_TRY(cutter.add(region));
   }
   const std::vector<Box> uncovered = std::move(cutter).uncovered();
-  std::vector<Box> runs;
+  std::vector<Box> runs;  // as boxes of the local array
+  const auto add = [&](uint64_t from, uint64_t count) {
+    for (Box& box : boxes_of_run(part.local_shape, from, from + count))
+      runs.push_back(std::move(box));
+  };
   for (const Box& box : uncovered) {
     PTC_TRY(auto copy, make_strided_copy(array_at(part, 0), box.offset, {0, box.extent},
                                          Dims(box.axes()), box.extent, 8));
     // Each of them has at least one element.
     if (box.volume() / std::max<uint64_t>(copy.run_bytes, 1) > kMostRuns - runs.size())
       return cutter.too_many();
-    for_each_run(copy, [&](uint64_t from, uint64_t, uint64_t count) {
-      runs.push_back({Dims{from}, Dims{count}});
-    });
+    for_each_run(copy, [&](uint64_t from, uint64_t, uint64_t count) { add(from, count); });
   }
-  if (there < wanted) runs.push_back({Dims{there}, Dims{wanted - there}});
+  if (there < wanted) add(there, wanted - there);
   return runs;
 }
 

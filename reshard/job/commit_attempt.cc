@@ -396,7 +396,7 @@ Result<> CommitAttempt::draft() {
       request.known_model = newest->checkpoint->manifest().model;
       for (const TensorInfo& tensor : newest->checkpoint->model().tensors())
         if (tensor.whole_on_dp)
-          request.known_whole.emplace(std::pair(tensor.file, tensor.name), tensor.shape);
+          request.known_whole.emplace(std::pair(tensor.file, tensor.name), tensor.shape_in_files());
     }
   }
   std::vector<FilesElsewhere> files;

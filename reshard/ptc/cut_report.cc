@@ -186,7 +186,7 @@ Result<json::object> cut_report(const Model& model, const LayoutSpec& spec,
                        {"count", 0},
                        {"file", info.file},
                        {"dtype", dtype_name(info.dtype)},
-                       {"shape", shape_json(info.shape)},
+                       {"shape", shape_json(info.shape_in_files())},
                        {"how", std::move(how)}};
     entry["rule"] = match ? json::value(pattern_of(model, *match->rule, info.name)) : json::value();
     auto shapes = local_shapes(model, t, spec);

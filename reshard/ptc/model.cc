@@ -102,6 +102,12 @@ uint64_t rank_of(const LayoutSpec& spec, const StateCoords& state) {
   return spec.order.global_rank(spec.sizes, rank);
 }
 
+SubTensor TensorInfo::whole() const {
+  SubTensor all = SubTensor::whole(shape);
+  if (folded_into) fold(all, *folded_into);
+  return all;
+}
+
 Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                           std::vector<TensorInfo> tensors) {
   return bind(std::move(rules), std::move(facts), std::move(tensors), CutShapes());
@@ -115,6 +121,35 @@ Result<Model> Model::bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts f
   model.tensors_ = std::move(tensors);
   PTC_TRY(Binder(model, std::move(shapes)).bind());
   return model;
+}
+
+Result<Model> Model::bind_as_in_files(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                                      std::vector<TensorInfo> tensors) {
+  PTC_TRY(Model model, bind(std::move(rules), std::move(facts), std::move(tensors)));
+  for (uint32_t tensor = 0; tensor < model.tensors_.size(); ++tensor) model.unfold(tensor, 1);
+  model.find_kinds();
+  return model;
+}
+
+/// Gives an array in which files have experts in an axis of others one of their own, if that has
+/// room for as many. It has the shape that one of `ep` ranks has. Of others check_fold() tells.
+void Model::unfold(uint32_t tensor, uint32_t ep) {
+  const Bound& bound = bound_[tensor];
+  TensorInfo& info = tensors_[tensor];
+  const auto experts = facts_.numbers.find("experts");
+  if (!bound.rule || !bound.rule->folded_into || info.folded_into || bound.one_element ||
+      bound.scales || bound.part_of != nullptr || experts == facts_.numbers.end() ||
+      experts->second == 0 || experts->second % ep != 0)
+    return;
+  const uint32_t into = *bound.rule->folded_into;
+  const uint64_t each = experts->second / ep;
+  if (into >= info.shape.size() || info.shape.size() == kMaxAxes || info.shape[into] % each != 0)
+    return;
+  Shape shape{each};
+  for (size_t axis = 0; axis < info.shape.size(); ++axis)
+    shape.push_back(axis == into ? info.shape[axis] / each : info.shape[axis]);
+  info.shape = shape;
+  info.folded_into = into;
 }
 
 bool Model::is_parameter(uint32_t tensor) const {
@@ -175,7 +210,7 @@ Error Model::uncovered_error() const {
     if (covered(bound_[tensor])) continue;
     const TensorInfo& info = tensors_[tensor];
     if (names.size() < 3) names.push_back(info.name);
-    uncovered.push_back({info.name, info.shape});
+    uncovered.push_back({info.name, info.shape_in_files()});
   }
   const size_t count = uncovered.size();
   std::unordered_set<std::string_view> known;
@@ -298,6 +333,30 @@ Result<> Model::check_not_with(uint32_t tensor, const LayoutSpec& spec) const {
         "torch_dist",
         tensors_[tensor].name);
   return ok();
+}
+
+/// Where the rule says that files have experts in an axis of others, and that is not found in the
+/// tensor, or the other way round, the rule's axes are not those of the tensor.
+Result<> Model::check_fold(uint32_t tensor, const LayoutSpec& spec) const {
+  const TensorInfo& info = tensors_[tensor];
+  const Rule& rule = *bound_[tensor].rule;
+  const bool is_cut = tp_ranks(tensor, spec.sizes) > 1 || spec.sizes.ep > 1;
+  if (!is_cut || info.folded_into == rule.folded_into) return ok();
+  if (!rule.folded_into)
+    return invalid_argument(
+        "files have its {} experts in axis {}, and its rule does not say so (\"folded_into\")",
+        info.shape[0], *info.folded_into);
+  const auto experts = facts_.numbers.find("experts");
+  if (experts == facts_.numbers.end())
+    return invalid_argument(
+        "nobody says how many experts are in axis {} of {}: put the model's config.json beside its "
+        "files in the checkpoint, and commit it again",
+        *rule.folded_into, info.shape.to_string());
+  PTC_TRY(slice_experts(experts->second, 0, spec.sizes.ep));
+  return invalid_argument(
+      "axis {} of {} does not hold {} experts of one size, or its ranks have said which boxes of "
+      "it are theirs: commit whole arrays of each rank, and a config.json that fits them",
+      *rule.folded_into, info.shape.to_string(), experts->second);
 }
 
 Result<> Model::check(const LayoutSpec& spec) const {
@@ -480,6 +539,7 @@ Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const Lay
   }
   std::optional<SubTensor> part = SubTensor::whole(tensors_[tensor].shape);
   if (bound.rule && !bound.one_element) {
+    PTC_TRY(check_fold(tensor, spec));
     PTC_TRY(cut_over_ep(*part, tensor, state.ep, sizes.ep));
     Result<> cut =
         cut_over_tp(*part, tensor, tp_rank(tensor, sizes, state), tp_ranks(tensor, sizes));
@@ -487,6 +547,7 @@ Result<std::optional<SubTensor>> Model::slice_unnamed(uint32_t tensor, const Lay
       return std::move(cut).error().with_context(fmt::format("by 'etp' = {}", sizes.etp));
     PTC_TRY(std::move(cut));
   }
+  if (tensors_[tensor].folded_into) fold(*part, *tensors_[tensor].folded_into);
   if (is_cut_over_dp(tensor, spec)) {
     PTC_TRY(cut_over_dp(*part, tensor, dp_part(tensor, spec, state), dp_parts(tensor, spec),
                         spec.optimizer));
@@ -712,6 +773,8 @@ std::string Model::describe(uint32_t tensor) const {
   if (bound.rule->expert_axis && !bound.one_element) {
     text += fmt::format("; ep cuts axis {}", *bound.rule->expert_axis);
   }
+  if (tensors_[tensor].folded_into)
+    text += fmt::format(" of {}, in memory", tensors_[tensor].shape.to_string());
   switch (bound.rule->stage) {
     case StagePlace::kFirst:
       text += bound.tied_copy ? "; first stage, and last (tied head)" : "; first stage";

@@ -35,11 +35,20 @@ struct TensorInfo {
   /// Its writers have said that each has all of it, beside others that they cut: FSDP does not cut
   /// it, as a buffer.
   bool whole_on_dp = false;
+  /// All experts of a layer, of which `shape` has the first axis, and the arrays in files none:
+  /// this axis of theirs is as many times as long. In memory they are the same elements, in one
+  /// order.
+  std::optional<uint32_t> folded_into = {};
   /// Its files are each a rank's own, whatever LayoutSpec::naming says, as Megatron's: layers count
   /// from the stage's first, experts from the rank's first, and the copy of a tied embedding on the
   /// last stage is the head. Where a stage has several stretches of layers (LayoutSpec::vpp), names
   /// begin with that of theirs, "model1.", and layers count from its first.
   bool by_stage = false;
+
+  /// The shape that a file has which holds all of it.
+  Shape shape_in_files() const { return folded_into ? folded(shape, *folded_into) : shape; }
+  /// All of it, as such a file has it.
+  SubTensor whole() const;
 };
 
 /// Which part of a whole tensor an array says that it is.
@@ -77,6 +86,7 @@ struct WrittenTensor {
   std::optional<SaidPart> said = {};  // of this shape; nullopt: what the layout says
   bool was_whole = false;  // TensorInfo::whole_on_dp before, and is `said` to be it again
   bool by_stage = false;   // TensorInfo::by_stage
+  bool in_boxes = false;   // in several arrays, each with a box of it, or one that says its box
 };
 struct WrittenRank {
   uint64_t global_rank = 0;
@@ -97,6 +107,10 @@ class Model {
   /// but it has one element: replicated; nothing (`uncovered`: cannot be cut).
   static Result<Model> bind(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
                             std::vector<TensorInfo> tensors);
+  /// The same of tensors that have the shapes of files with all of each: finds which of them have
+  /// experts in an axis of others (TensorInfo::folded_into).
+  static Result<Model> bind_as_in_files(std::shared_ptr<const RuleSet> rules, RuleSet::Facts facts,
+                                        std::vector<TensorInfo> tensors);
 
   /// The model that `ranks` wrote under `spec`: finds global names and shapes, and checks that each
   /// rank wrote what it holds under `spec`: nothing missing, nothing else, shapes as cut, the same
@@ -255,6 +269,8 @@ class Model {
   Result<AxisSlice> tp_slice(uint32_t tensor, uint64_t extent, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
+  void unfold(uint32_t tensor, uint32_t ep);
+  Result<> check_fold(uint32_t tensor, const LayoutSpec& spec) const;
   Result<> check_whole_bytes(uint32_t tensor, const SubTensor& part) const;
   Result<> cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
                        OptimizerCut cut) const;

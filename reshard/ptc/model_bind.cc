@@ -422,7 +422,8 @@ void Model::Binder::bind_scales(uint32_t tensor) {
 void Model::Binder::bind_to_parameter(uint32_t tensor) {
   const TensorInfo& info = model_.tensors_[tensor];
   parameters_.find(info.name, [&](const ParameterNames::Entry& entry, size_t offset) {
-    const bool same_shape = model_.tensors_[entry.parameter].shape == info.shape;
+    const bool same_shape =
+        model_.tensors_[entry.parameter].shape_in_files() == info.shape_in_files();
     if (!same_shape && !one_element_[tensor]) return false;
     Bound& bound = model_.bound_[tensor];
     bound = model_.bound_[entry.parameter];
@@ -513,6 +514,7 @@ void Model::find_kinds() {
     }
     add(bound.one_element | is_parameter(tensor) << 1 | bound.scales << 2 |
         tensors_[tensor].whole_on_dp << 3 | bound.name.expert.has_value() << 4);
+    add(tensors_[tensor].folded_into.value_or(kNone));
     for (const uint32_t one : {tensor, bound.scales ? bound.follows : tensor}) {
       const TensorInfo& info = tensors_[one];
       for (const uint64_t fact :

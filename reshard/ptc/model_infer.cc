@@ -65,6 +65,9 @@ class Model::Inference {
                 {spec_.dense_parts(), dense_rows}, said_, tensors_);
     PTC_TRY(model_, Model::bind(std::move(rules), std::move(facts), std::move(tensors_),
                                 {spec_.sizes.tp, said_}));
+    // Arrays of which boxes are said are left as they are: the boxes have the files' axes.
+    for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor)
+      if (!said_[tensor] && !in_boxes_[tensor]) model_.unfold(tensor, spec_.sizes.ep);
     PTC_TRY(widen());
     model_.find_kinds();
     PTC_TRY(model_.check(spec_));
@@ -139,6 +142,7 @@ class Model::Inference {
   std::vector<uint64_t> dp_rows_;               // by tensor: rows on all dp ranks together
   std::vector<uint64_t> dense_rows_;            // the same with those of all ep ranks
   std::vector<bool> said_;                      // by tensor: its shape is that of the whole
+  std::vector<bool> in_boxes_;                  // by tensor: WrittenTensor::in_boxes
   std::vector<uint64_t> local_extents_;         // by tensor: of its quantised weight on a tp rank
   std::vector<Writer> first_writer_;            // by tensor
   std::vector<uint32_t> last_rank_;             // by tensor: position in ranks_ that wrote it last
@@ -412,6 +416,7 @@ Result<> Model::Inference::collect(uint32_t rank, uint32_t i) {
                         tensor.said ? tensor.said->whole : tensor.shape});
     tensors_.back().by_stage = tensor.by_stage;
     said_.push_back(tensor.said.has_value());
+    in_boxes_.push_back(tensor.in_boxes);
     first_writer_.push_back({rank, i});
     last_rank_.push_back(rank);
     dp_rows_.push_back(tensor.shape.empty() ? 0 : tensor.shape[0]);
@@ -423,6 +428,7 @@ Result<> Model::Inference::collect(uint32_t rank, uint32_t i) {
   const StateCoords before = state_of(spec_, ranks_[last_rank_[index]].coords);
   const StateCoords state = state_of(spec_, ranks_[rank].coords);
   last_rank_[index] = rank;
+  if (tensor.in_boxes) in_boxes_[index] = true;
   const Writer& first = first_writer_[index];
   if (tensor.dtype != tensors_[index].dtype) {
     return invalid_argument("{} is {}, but {} on rank {}", place(ranks_[rank], tensor),
@@ -555,6 +561,7 @@ Result<> Model::Inference::widen() {
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const Bound& bound = model_.bound_[tensor];
     if (!bound.rule || bound.one_element || said_[tensor]) continue;
+    if (bound.rule->folded_into != model_.tensors_[tensor].folded_into) continue;  // not cut
     Shape& shape = model_.tensors_[tensor].shape;
     const auto& expert_axis = bound.rule->expert_axis;
     const auto experts = model_.facts_.numbers.find("experts");
@@ -725,7 +732,7 @@ Result<> Model::Inference::compare_rank(uint32_t rank, const std::vector<Held>& 
       return invalid_argument("{} has shape {}, but under layout {} it should be {} of {}",
                               place(writer, writer.tensors[i]), writer.tensors[i].shape.to_string(),
                               spec_.name(), found->second->local_shape.to_string(),
-                              model_.tensors_[tensor].shape.to_string());
+                              model_.tensors_[tensor].shape_in_files().to_string());
     }
     if (writer.tensors[i].by_stage && spec_.vpp > 1) {
       const std::string name = model_.local_name(tensor, spec_, state.pp);

@@ -393,6 +393,7 @@ void RuleSet::derive_adapter_rules() {
         rule.cut.reset();
       }
       rule.expert_axis.reset();
+      rule.folded_into.reset();
       rule.inputs_first = false;
       rule.attention = AttentionPart::kNone;
       rules_.push_back(std::move(rule));

@@ -56,6 +56,9 @@ struct Rule {
   std::vector<NamePattern> names;
   std::optional<TensorCut> cut;         // nullopt: replicated over tp
   std::optional<uint32_t> expert_axis;  // stacked experts: cut over ep on this axis
+  /// Files have no axis of the experts, which is the first: this one of theirs is as many times as
+  /// long. `cut` counts the axes that are in memory.
+  std::optional<uint32_t> folded_into;
   StagePlace stage = StagePlace::kLayer;
   // Also on the last stage, where the model's head is tied, no tensor matches tied_head, and some
   // tensor matches tied_when if there is one.

@@ -489,8 +489,8 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   const json::object& object = value.get_object();
   PTC_TRY(known_keys(
       object, path,
-      {"names", "cut", "expert_axis", "stage", "tied_head", "tied_when", "with_mtp", "not_with",
-       "inputs_first", "buffer", "or_one", "needs_type", "attention", "description"}));
+      {"names", "cut", "expert_axis", "folded_into", "stage", "tied_head", "tied_when", "with_mtp",
+       "not_with", "inputs_first", "buffer", "or_one", "needs_type", "attention", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -515,6 +515,12 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   if (expert_axis) rule.expert_axis = static_cast<uint32_t>(*expert_axis);
   if (rule.cut && rule.expert_axis == rule.cut->axis) {
     return error(path / "expert_axis", "'expert_axis' and the cut's 'axis' must differ");
+  }
+  PTC_TRY(const auto folded_into, whole(object, "folded_into", path, 0, 6));
+  if (folded_into) {
+    if (rule.expert_axis != 0)
+      return error(path / "folded_into", "'folded_into' needs \"expert_axis\": 0");
+    rule.folded_into = static_cast<uint32_t>(*folded_into);
   }
   if (const json::value* found = object.if_contains("tied_head")) {
     PTC_TRY(rule.tied_head, pattern(*found, path / "tied_head"));

@@ -286,9 +286,42 @@ void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice) {
   }
 }
 
+namespace {
+
+/// Leaves the elements from number `begin` on of the local array, which become one of this shape.
+/// Of an array that is flat, all of it is there before.
+void cut_run(SubTensor& part, uint64_t begin, Shape shape) {
+  const Shape of = part.flat ? part.flat->of : part.local_shape;
+  const uint64_t elements = Box::whole(of).volume();
+  const uint64_t count = Box::whole(shape).volume();
+  SubTensor flat{shape, {}, SubTensor::Flat{of, begin}};
+  for (const Box& box : boxes_of_run(of, begin, std::min(begin + count, elements))) {
+    for (const Piece& piece : part.pieces) {
+      const auto common = intersect(box, {piece.local_offset, piece.global.extent});
+      if (!common) continue;
+      Piece cut{*common, common->offset};
+      for (size_t axis = 0; axis < common->axes(); ++axis) {
+        cut.global.offset[axis] += piece.global.offset[axis] - piece.local_offset[axis];
+      }
+      flat.pieces.push_back(cut);
+    }
+  }
+  part = std::move(flat);
+}
+
+}  // namespace
+
 void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows) {
   begin = std::min(begin, part.local_shape[0]);
   const uint64_t end = std::min(begin + rows, part.local_shape[0]);
+  if (part.flat) {
+    Shape shape = part.local_shape;
+    shape[0] = 1;
+    const uint64_t first = begin * Box::whole(shape).volume();
+    shape[0] = end - begin;
+    cut_run(part, first, shape);
+    return;
+  }
   part.local_shape[0] = end - begin;
   std::vector<Piece> pieces;
   for (Piece& piece : part.pieces) {
@@ -303,21 +336,19 @@ void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows) {
   part.pieces = std::move(pieces);
 }
 
-void cut_flat(SubTensor& part, uint64_t begin, uint64_t count) {
-  SubTensor flat{{count}, {}, SubTensor::Flat{part.local_shape, begin}};
-  const uint64_t elements = Box::whole(part.local_shape).volume();
-  for (const Box& box : boxes_of_run(part.local_shape, begin, std::min(begin + count, elements))) {
-    for (const Piece& piece : part.pieces) {
-      const auto common = intersect(box, {piece.local_offset, piece.global.extent});
-      if (!common) continue;
-      Piece cut{*common, common->offset};
-      for (size_t axis = 0; axis < common->axes(); ++axis) {
-        cut.global.offset[axis] += piece.global.offset[axis] - piece.local_offset[axis];
-      }
-      flat.pieces.push_back(cut);
-    }
-  }
-  part = std::move(flat);
+void cut_flat(SubTensor& part, uint64_t begin, uint64_t count) { cut_run(part, begin, {count}); }
+
+Shape folded(const Shape& shape, uint32_t into) {
+  Shape result;
+  for (size_t axis = 1; axis < shape.size(); ++axis)
+    result.push_back(axis == into + size_t{1} ? shape[0] * shape[axis] : shape[axis]);
+  return result;
+}
+
+void fold(SubTensor& part, uint32_t into) {
+  Shape shape = folded(part.local_shape, into);
+  part.flat = SubTensor::Flat{part.local_shape, 0};
+  part.local_shape = shape;
 }
 
 SubTensor product(const std::vector<AxisSlice>& slices) {

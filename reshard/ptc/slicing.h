@@ -71,6 +71,12 @@ Result<AxisSlice> slice_experts(uint64_t extent, uint32_t rank, uint32_t ranks);
 /// Cuts an axis of `part` that is whole so far down to `slice`.
 void cut_axis(SubTensor& part, uint32_t axis, const AxisSlice& slice);
 
+/// The shape in which an array has no axis of its first axis' experts: axis `into` of the others is
+/// as many times as long.
+Shape folded(const Shape& shape, uint32_t into);
+/// Gives the local array this shape. Its elements stay where they are.
+void fold(SubTensor& part, uint32_t into);
+
 /// Cuts what is held so far again: rows [begin, begin + rows) of the local array, as far as it has
 /// them.
 void cut_rows(SubTensor& part, uint64_t begin, uint64_t rows);

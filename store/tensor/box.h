@@ -84,8 +84,8 @@ struct Piece {
 /// padding and hold zero.
 struct SubTensor {
   /// Of a flat cut: a C-order array of shape `of` is cut as one row of elements, and the local
-  /// array (one axis) is its elements from number `begin` on. The pieces' local offsets are in
-  /// `of`.
+  /// array is its elements from number `begin` on, of one axis or of others than `of` has. The
+  /// pieces' local offsets are in `of`.
   struct Flat {
     Shape of;
     uint64_t begin = 0;

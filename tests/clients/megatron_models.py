@@ -10,26 +10,31 @@ import torch
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tools/examples"))
 import megatron_cpu  # noqa: F401,E402  pylint: disable=unused-import,wrong-import-position
 from megatron.core import parallel_state  # noqa: E402
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory  # noqa: E402
 from megatron.core.models.bert.bert_layer_specs import bert_layer_local_spec  # noqa: E402
 from megatron.core.models.bert.bert_model import BertModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.models.T5.t5_model import T5Model  # noqa: E402
 from megatron.core.models.T5.t5_spec import get_t5_decoder_with_local_block_spec, get_t5_encoder_with_local_block_spec  # noqa: E402
+from megatron.core.transformer.moe import grouped_gemm_util  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
+#: Without it GroupedMLP cannot be made; no forward is run here.
+grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None
 HIDDEN, HEADS, GROUPS, FFN, VOCAB, LENGTH, EXPERTS = 16, 4, 2, 24, 512, 12, 4
 
 
 def build(kind, tp, pp, ep=1, etp=None, vpp=None, chunk=None):
     """The model, or one stretch of a stage's layers, and what Megatron-LM's args would say of it."""
-    gated, experts, layers = kind in ("mtp", "experts"), kind == "experts", 4 if kind in ("experts", "stretches") else 2
+    experts = kind in ("experts", "grouped", "grouped-plain")
+    gated, layers = kind in ("mtp", "experts", "grouped"), 4 if experts or kind == "stretches" else 2
     options = {"softmax_type": "learnable"} if kind == "sinks" else {}
     if gated:
         options = {"num_query_groups": GROUPS, "gated_linear_unit": True, "add_bias_linear": False, "normalization": "RMSNorm",
                    **({"mtp_num_layers": 2} if kind == "mtp" else {})}
     if experts:
+        options["add_bias_linear"] = False
         options.update(num_moe_experts=EXPERTS, moe_ffn_hidden_size=FFN, moe_router_topk=2, expert_model_parallel_size=ep,
                        expert_tensor_parallel_size=etp or tp)
     if vpp:
@@ -50,7 +55,8 @@ def build(kind, tp, pp, ep=1, etp=None, vpp=None, chunk=None):
                         transformer_decoder_layer_spec=get_t5_decoder_with_local_block_spec(layers), position_embedding_type=places,
                         relative_attention_num_buckets=8, relative_attention_max_distance=16, **common)
     else:
-        spec = get_gpt_layer_local_spec(EXPERTS if experts else None, False, **({"normalization": "RMSNorm"} if gated else {}))
+        spec = get_gpt_layer_local_spec(EXPERTS if experts else None, kind.startswith("grouped"),
+                                        **({"normalization": "RMSNorm"} if gated else {}))
         further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if kind == "mtp" and last else None
         model = GPTModel(transformer_layer_spec=spec, mtp_block_spec=further, share_embeddings_and_output_weights=False,
                          position_embedding_type="learned_absolute", **common, **({"vp_stage": chunk} if vpp else {}))
@@ -70,19 +76,29 @@ def shards(state):
             yield value
 
 
+def fill_shard(shard):
+    generator = torch.Generator().manual_seed(sum(shard.key.encode()) * 7919 + len(shard.key))
+    part = torch.randn(shard.global_shape, generator=generator)
+    own = len(shard.global_shape) - len(shard.local_shape)  # axes before: of layers
+    for layer in shard.global_offset[:own]:
+        part = part[layer]
+    for axis, length in enumerate(shard.local_shape):
+        part = part.narrow(axis, shard.global_offset[axis + own], length)
+    shard.data.copy_(part)
+
+
 def fill(model):
     state = model.sharded_state_dict(metadata={"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)})
-    apply_factories(state)
     with torch.no_grad():
-        for shard in shards(state):
-            generator = torch.Generator().manual_seed(sum(shard.key.encode()) * 7919 + len(shard.key))
-            part = torch.randn(shard.global_shape, generator=generator)
-            own = len(shard.global_shape) - len(shard.local_shape)  # axes before: of layers
-            for layer in shard.global_offset[:own]:
-                part = part[layer]
-            for axis, length in enumerate(shard.local_shape):
-                part = part.narrow(axis, shard.global_offset[axis + own], length)
-            shard.data.copy_(part)
+        for value in state.values():
+            if not isinstance(value, ShardedTensorFactory):
+                continue
+            built = value.build()  # may be copies, in another order
+            for shard in shards([built]):
+                fill_shard(shard)
+            value.data.copy_(value.merge_fn([shard.data for shard in built] if isinstance(built, list) else built.data))
+        for shard in shards({name: value for name, value in state.items() if not isinstance(value, ShardedTensorFactory)}):
+            fill_shard(shard)
 
 
 def main(kind, top, tp, pp, ep=1, etp=0, vpp=0):

@@ -202,9 +202,13 @@ class MegatronCore(mount.TestCase):
                 self.assertIn("cannot be cut under pp = 2", job.error())
 
     def test_experts_and_stretches(self):
-        """Experts under tp, under a tp of their own, and stages of several stretches: ranks have what Megatron's own modules have."""
+        """Experts under tp, under a tp of their own, all of a rank in one parameter, and stages of several stretches: ranks have what
+        Megatron's own modules have."""
         grids = {"experts": {"tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1-ep2": (2, 1, 2), "tp1-pp2-dp1-ep2": (1, 2, 2), "tp2-pp2-dp1": (2, 2),
                              "tp2-pp1-dp1-ep2-etp1": (2, 1, 2, 1), "tp4-pp1-dp1-ep2-etp2": (4, 1, 2, 2)},
+                 "grouped": {"tp1-pp2-dp1-ep2": (1, 2, 2), "tp1-pp1-dp1": (1, 1), "tp2-pp1-dp1-ep2": (2, 1, 2), "tp2-pp2-dp1": (2, 2),
+                             "tp1-pp1-dp1-ep4": (1, 1, 4), "tp2-pp1-dp1-ep2-etp1": (2, 1, 2, 1), "tp4-pp1-dp1-ep2-etp2": (4, 1, 2, 2)},
+                 "grouped-plain": {"tp2-pp1-dp1": (2, 1), "tp1-pp1-dp1-ep2": (1, 1, 2)},
                  "stretches": {"tp1-pp2-dp1-vpp2": (1, 2, 1, 0, 2), "tp1-pp1-dp1": (1, 1), "tp2-pp2-dp1-vpp2": (2, 2, 1, 0, 2), "tp2-pp1-dp1": (2, 1)}}
         for kind, layouts in grids.items():
             trees = {layout: self.temporary(f"{kind}-{layout}") for layout in layouts}
@@ -217,7 +221,7 @@ class MegatronCore(mount.TestCase):
             for layout, top in trees.items():
                 written = sorted(os.listdir(top + "/iter_0000100"))
                 if "etp" in layout:  # which Megatron's own trees are not cut to
-                    self.expect_experts_apart(layout, *layouts[layout], self.load(trees["tp1-pp1-dp1"] + "/iter_0000100/mp_rank_00/model_optim_rng.pt"), top)
+                    self.expect_experts_apart(kind, layout, *layouts[layout], self.load(trees["tp1-pp1-dp1"] + "/iter_0000100/mp_rank_00/model_optim_rng.pt"), top)
                     continue
                 at = job.checkpoint("base", "layouts", layout, "megatron", "iter_0000100")
                 self.assertEqual(sorted(os.listdir(at)), written, layout)
@@ -227,9 +231,9 @@ class MegatronCore(mount.TestCase):
                         self.expect_same(*({name: value for name, value in one[model].items() if value is not None} for one in (found, wanted)),
                                          f"{kind} {layout} {rank} {model}")
 
-    def expect_experts_apart(self, layout, tp, pp, ep, etp, whole, top):
+    def expect_experts_apart(self, kind, layout, tp, pp, ep, etp, whole, top):
         """Of the same model in safetensors, whose experts count on through ranks."""
-        name, each = "apart-" + layout, EXPERTS // ep
+        name, each = f"apart-{kind}-{layout}", EXPERTS // ep
         job = self.mount.job(name)
         config = {"model_type": "megatron", "num_layers": 4, "num_attention_heads": 4, "num_query_groups": 2, "num_moe_experts": EXPERTS,
                   "gated_linear_unit": True}

@@ -60,11 +60,17 @@ class Model:
     """A GPT: what each rank of each layout has of it, under Megatron's names, which count layers from the stage's first."""
 
     def __init__(self, layers=4, tied=False, bias=False, dtype=torch.float32, experts=0, grouped=False, apart=False):
-        """`apart`: its experts have an optimizer of their own, as where they are cut over ranks."""
+        """`grouped`: True, as Transformer Engine's layers have a rank's experts, or "folded", as Megatron's own have, of which a rank has
+        two parameters. `apart`: its experts have an optimizer of their own, as where they are cut over ranks."""
         self.layers, self.tied, self.bias, self.dtype = layers, tied, bias, dtype
         self.experts, self.grouped, self.apart = experts, grouped, apart
 
-    def cut(self, name, whole, tp_rank, tp):
+    def cut(self, name, whole, tp_rank, tp, ep_rank=0, ep=1):
+        if name.endswith("experts.weight1"):  # [experts, in, gate and up], which a file has as [in, …]
+            halves = [half.chunk(tp, 2)[tp_rank] for half in whole.chunk(ep)[ep_rank].chunk(2, 2)]
+            return torch.cat(halves, 2).reshape(HIDDEN, -1)
+        if name.endswith("experts.weight2"):
+            return whole.chunk(ep)[ep_rank].chunk(tp, 1)[tp_rank].reshape(-1, HIDDEN)
         if "word_embeddings" in name or name == "output_layer.weight":
             rows = padded(tp) // tp
             full = torch.zeros(padded(tp), *whole.shape[1:], dtype=whole.dtype)
@@ -87,6 +93,9 @@ class Model:
         each = self.experts // ep
         shapes = [(name, name, shape) for name, shape in layer_shapes(self.bias) if not name.startswith("mlp.")]
         shapes += [("mlp.router.weight", "mlp.router.weight", (self.experts, HIDDEN))]
+        if self.grouped == "folded":
+            return shapes + [(name, name, (self.experts, *shape)) for name, shape in (("mlp.experts.weight1", (HIDDEN, 2 * FFN)),
+                                                                                      ("mlp.experts.weight2", (FFN, HIDDEN)))]
         return shapes + [(name.format(expert), name.format(ep_rank * each + expert), shape)
                          for name, shape, expert in expert_shapes(range(each), self.grouped)]
 
@@ -116,7 +125,7 @@ class Model:
         made = OrderedDict()
         for local, name, shape in self.stage(pp_rank, pp, stages, ep_rank, ep):
             whole = None if shape is None else fill(kind + name, *shape).to(dtype or self.dtype)
-            made[local] = None if whole is None else self.cut(local, whole, tp_rank, tp).clone()
+            made[local] = None if whole is None else self.cut(local, whole, tp_rank, tp, ep_rank, ep).clone()
         return made
 
     def arguments(self, tp, pp, rank, **more):
@@ -684,6 +693,12 @@ class DistributedOptimizer(Trees):
         self.expect_state(job, model, layouts, written=layouts[0])
         job.set_layout(ep=2, dp=1)
         self.expect_state(job, model, layouts, written=layouts[0])
+        model = Model(layers=2, experts=4, grouped="folded")
+        folded = self.mount.job("distributed-folded")
+        save_tree(folded.incoming("base"), model, 1, 1, ep=2, distributed={})
+        folded.commit("base")
+        self.expect_state(folded, model, layouts, written=layouts[0])
+        model = Model(layers=2, experts=4, grouped=True)
         again = self.mount.job("distributed-experts-again")
         shutil.copytree(job.checkpoint("base", "layouts", "tp2-pp1-dp1-ep2", "megatron"), again.incoming("base"), dirs_exist_ok=True)
         again.commit("base")
@@ -888,6 +903,72 @@ class Experts(Trees):
         self.expect_experts(job, model, mixed=True)
         self.mount.ptc("verify", job.name)
 
+    def test_folded_into_two_axes(self):
+        """What a rank of Megatron's own GroupedMLP has of its experts, with moments and master copies: from any sizes to any."""
+        for tp, pp, ep in ((1, 1, 1), (2, 1, 2), (1, 2, 4), (2, 2, 1)):
+            with self.subTest(tp=tp, pp=pp, ep=ep):
+                job, model = self.mount.job(f"folded{tp}{pp}{ep}"), Model(experts=4, grouped="folded", dtype=torch.bfloat16, apart=ep > 1)
+                save_tree(job.incoming("base"), model, tp, pp, mixed=True, ep=ep)
+                job.commit("base")
+                for layout in ((1, 1, 2), (2, 2, 2), (1, 2, 4), (2, 1, 4)) if ep > 1 else ((1, 1, 1), (2, 1, 1), (2, 2, 1), (1, 4, 1)):
+                    name = "tp{}-pp{}-dp1".format(*layout) + (f"-ep{layout[2]}" if layout[2] > 1 else "")
+                    self.expect_layout(job, model, name, *layout[:2], True, ep=layout[2])
+                self.expect_whole(job)
+                job.set_layout(tp=2, pp=2, ep=2)  # its bytes lie in other images from here on
+                self.expect_whole(job)
+                self.expect_experts(job, Model(experts=4, grouped="folded", dtype=torch.bfloat16))
+                for optimizer in ("zero1", "fsdp"):
+                    job.set_layout(tp=2, ep=2, dp=3, optimizer=optimizer)
+                    self.expect_whole(job)
+                job.set_layout(tp=tp, pp=pp, ep=ep, dp=1)
+                self.expect_whole(job)
+                self.mount.ptc("verify", job.name)
+
+    def expect_whole(self, job):
+        """All of it is in two axes, too, in each view of the checkpoint."""
+        numpy = mount.require("numpy")
+        layers = range(4)
+        names = [f"{state}decoder.layers.{layer}.mlp.experts.weight{number}" for state in ("", "optimizer.state.exp_avg.")
+                 for layer in layers for number in (1, 2)]
+        state = {}
+        for name in [name for name in names if os.path.exists(job.checkpoint("base", "model", name.replace(".", "/") + ".npy"))]:
+            number = int(name[-1])
+            kind = "exp_avg" if "exp_avg" in name else ""
+            whole = fill(kind + name[name.index("decoder"):], 4, *((HIDDEN, 2 * FFN) if number == 1 else (FFN, HIDDEN)))
+            whole = whole.reshape((HIDDEN, -1) if number == 1 else (-1, HIDDEN))
+            if not kind:
+                whole = whole.to(torch.bfloat16)
+            found = numpy.load(job.checkpoint("base", "model", name.replace(".", "/") + ".npy"))
+            self.assertEqual(found.shape, tuple(whole.shape), name)
+            self.assertEqual(found.tobytes(), whole.view(torch.uint8).numpy().tobytes(), name)
+            if not kind:
+                state[name] = whole
+        self.assertEqual(len(state), 2 * len(layers))
+        found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        dcp.load({"model": found}, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_same(found, state)
+
+    def test_folded_parts_compute_what_the_whole_does(self):
+        """GroupedMLP's forward, said once more: of each expert, what the ranks of tp have computed adds up to what one rank computes."""
+        job, model = self.new_job(), Model(layers=1, experts=4, grouped="folded")
+        save_tree(job.incoming("base"), model, 1, 1)
+        job.commit("base")
+        tokens = torch.randn(4, 5, HIDDEN, generator=torch.Generator().manual_seed(7))  # by expert
+
+        def computed(layout, tp, ep):
+            outputs, each = torch.zeros(tokens.shape), 4 // ep
+            for ep_rank, tp_rank in itertools.product(range(ep), range(tp)):
+                found = self.load(job, layout, ep_rank * tp + tp_rank)["model"]
+                first = found["decoder.layers.0.mlp.experts.weight1"].view(each, HIDDEN, -1)
+                second = found["decoder.layers.0.mlp.experts.weight2"].view(each, -1, HIDDEN)
+                for expert in range(each):
+                    gate, up = (tokens[ep_rank * each + expert] @ first[expert]).chunk(2, -1)
+                    outputs[ep_rank * each + expert] += (torch.nn.functional.silu(gate) * up) @ second[expert]
+            return outputs
+        wanted = computed("tp1-pp1-dp1", 1, 1)
+        for layout, tp, ep in (("tp1-pp1-dp1-ep2", 1, 2), ("tp2-pp1-dp1", 2, 1), ("tp4-pp1-dp1-ep2", 4, 2), ("tp2-pp1-dp1-ep4", 2, 4)):
+            self.assertTrue(torch.allclose(computed(layout, tp, ep), wanted, atol=1e-4), layout)
+
     def test_with_stretches_of_layers(self):
         job, model = self.new_job(), Model(layers=8, experts=4, grouped=True, apart=True)
         save_tree(job.incoming("base"), model, 1, 2, mixed=False, ep=2, vpp=2)
@@ -1040,6 +1121,11 @@ class Refused(Trees):
         self.refuse("too-few", ("expert 1 of its rank", "has 1"), tp=1, pp=1, ep=2, model=model, num_experts=2)
         self.refuse("cut-otherwise", "expert_tensor_parallel_size 1", tp=2, pp=1, ep=2, model=model, expert_tensor_parallel_size=1)
 
+        folded = Model(experts=4, grouped="folded")
+        for name, number, why in (("folded-other", 10, "axis 1 of [16, 96] does not hold 10 experts"),
+                                  ("folded-unknown", None, "nobody says how many experts")):
+            self.refuse(name, ("experts.weight1", why), tp=1, pp=1, ep=2, model=folded, num_experts=number)
+
         def norm(coords, state):
             if coords[4] == 1:
                 state["model"]["decoder.layers.0.input_layernorm.weight"] += 1
@@ -1051,6 +1137,23 @@ class Refused(Trees):
                 del state["model"]["decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight"]
             return state
         self.refuse("lacks-expert", ("mp_rank_00_001", "local_experts.1.linear_fc2.weight", "one stage"), tp=1, pp=1, ep=2, model=model, change=lacks)
+
+    def test_folded_experts_of_which_boxes_are_said(self):
+        """They are taken as they are, and not cut: boxes have the file's axes."""
+        job = self.new_job()
+        at = "decoder.layers.0.mlp.experts."
+        state = {at + name: torch.randn(shape) for name, shape in (("weight1", (16, 192)), ("weight2", (96, 16)))}
+        os.makedirs(job.incoming("base") + "/rank")
+        dcp.save(state, checkpoint_id=job.incoming("base") + "/rank/0", no_dist=True)
+        with open(job.incoming("base") + "/rank/0/config.json", "w", encoding="utf-8") as file:
+            file.write('{"model_type": "megatron", "num_layers": 1, "num_moe_experts": 4, "swiglu": true}')
+        job.commit("base")
+        found = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        dcp.load(found, checkpoint_id=job.checkpoint("base", "dcp"), no_dist=True)
+        self.expect_same(found, state)
+        for sizes in ({"tp": 2}, {"ep": 2}):
+            self.assertEqual(mount.error_of(lambda: job.save_layout(**sizes)), "EINVAL")  # pylint: disable=cell-var-from-loop
+            self.assertIn("have said which boxes of it are theirs", job.error())
 
     def test_two_iterations(self):
         self.refuse("two", "two iterations", lambda top: shutil.copytree(top, top.replace("100", "050")))

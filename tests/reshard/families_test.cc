@@ -398,15 +398,59 @@ TEST(Families, MegatronsLatentAttention) {
 
 /// All experts of a rank in two axes: [hidden, experts x width] is [experts, hidden, width] in
 /// memory.
-TEST(Families, MegatronsGroupedExpertsAreRefusedByName) {
-  const std::string name = "decoder.layers.1.mlp.experts.weight1";
-  const Model model =
-      megatron_model({{name, {16, 192}}, {"decoder.layers.0.mlp.experts.weight2", {96, 16}}});
-  EXPECT_EQ(part(model, name, {.pp = 2}, {.pp = 1}), "[16, 192]: [0:16, 0:192]");
-  EXPECT_EQ(why_not(model, {.pp = 2, .dp = 2}), "");
-  for (const ParallelConfig& sizes : {ParallelConfig{.tp = 2}, ParallelConfig{.ep = 2}})
-    EXPECT_THAT(why_not(model, sizes), ::testing::AllOf(::testing::HasSubstr(name),
-                                                        ::testing::HasSubstr("cannot be cut")));
+TEST(Families, MegatronsGroupedExpertsAreFoldedInFiles) {
+  const std::string fc1 = "decoder.layers.1.mlp.experts.weight1";
+  const std::string fc2 = "decoder.layers.0.mlp.experts.weight2";
+  const std::vector<TensorInfo> in_files = {
+      {.file = "model.safetensors", .name = fc1, .shape = {16, 4 * 48}},
+      {.file = "model.safetensors", .name = fc2, .shape = {4 * 24, 16}}};
+  const auto rules = RuleSet::builtin("megatron").value();
+  const auto model_of = [&](std::string_view config, std::vector<TensorInfo> tensors) {
+    return Model::bind_as_in_files(rules, rules->facts(config).value(), std::move(tensors));
+  };
+  const std::string known = R"("num_layers": 2, "num_moe_experts": 4)";
+  const Model model = model_of("{" + known + R"(, "swiglu": true})", in_files).value();
+  EXPECT_EQ(model.tensors()[0].shape, (Shape{4, 16, 48}));
+  EXPECT_EQ(model.tensors()[0].shape_in_files(), in_files[0].shape);
+  EXPECT_EQ(model.tensors()[1].shape, (Shape{4, 24, 16}));
+  EXPECT_EQ(model.tensors()[1].shape_in_files(), in_files[1].shape);
+  EXPECT_EQ(part(model, fc1, {.pp = 2}, {.pp = 1}), "[16, 192]: [0:4, 0:16, 0:48]");
+  EXPECT_EQ(part(model, fc1, {.pp = 2}, {.pp = 0}), "not here");
+  EXPECT_EQ(part(model, fc1, {.ep = 2}, {.ep = 1}), "[16, 96]: [2:4, 0:16, 0:48]");
+  EXPECT_EQ(part(model, fc1, {.tp = 2, .ep = 4}, {.tp = 1, .ep = 2}),
+            "[16, 24]: [2:3, 0:16, 12:24] [2:3, 0:16, 36:48] at [0, 0, 12]");
+  EXPECT_EQ(part(model, fc2, {.tp = 2, .ep = 4}, {.tp = 1, .ep = 2}),
+            "[12, 16]: [2:3, 12:24, 0:16]");
+  EXPECT_EQ(part(model, fc2, {.tp = 4, .ep = 2, .etp = 2}, {.tp = 3, .ep = 1, .etp = 1}),
+            "[24, 16]: [2:4, 12:24, 0:16]");
+  EXPECT_THAT(why_not(model, {.ep = 3}), ::testing::HasSubstr("the 4 experts"));
+  EXPECT_THAT(why_not(model, {.tp = 7}), ::testing::HasSubstr("not divisible by tp = 7"));
+  // FSDP cuts the rows that files have.
+  const LayoutSpec fsdp{.sizes = {.tp = 2, .dp = 3}, .optimizer = OptimizerCut::kFsdp};
+  const SubTensor rows = model.slice(0, fsdp, {.tp = 1, .dp = 2}).value().value();
+  EXPECT_EQ(rows.local_shape, (Shape{4, 96}));
+  EXPECT_EQ(rows.flat, (SubTensor::Flat{{4, 16, 24}, 12 * 96}));
+
+  const Model plain = model_of("{" + known + R"(, "swiglu": false})", in_files).value();
+  EXPECT_EQ(part(plain, fc1, {.tp = 2}, {.tp = 1}), "[16, 96]: [0:4, 0:16, 24:48]");
+
+  // Where nobody says how many there are, or another number, they are kept as they are.
+  for (const auto& [config, why] :
+       {std::pair(R"({"num_layers": 2})", "nobody says how many experts are in axis 1"),
+        {R"({"num_layers": 2, "num_moe_experts": 10})", "axis 1 of [16, 192] does not hold 10"}}) {
+    const Model unknown = model_of(config, in_files).value();
+    EXPECT_EQ(part(unknown, fc1, {.pp = 2}, {.pp = 1}), "[16, 192]: [0:16, 0:192]");
+    EXPECT_EQ(why_not(unknown, {.pp = 2, .dp = 2}), "");
+    for (const ParallelConfig& sizes : {ParallelConfig{.tp = 2}, ParallelConfig{.ep = 2}})
+      EXPECT_THAT(why_not(unknown, sizes),
+                  ::testing::AllOf(::testing::HasSubstr(fc1), ::testing::HasSubstr(why)));
+  }
+  // Rules that do not know of the axis of experts would cut others.
+  const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "extends": "megatron", "rules": [
+      {"names": ["decoder.layers.{layer}.mlp.experts.weight1"], "cut": {"axis": 1}}]})");
+  const Model under = Model::bind(own.value(), model.facts(), model.tensors()).value();
+  EXPECT_THAT(why_not(under, {.tp = 2}), ::testing::HasSubstr("\"folded_into\""));
+  EXPECT_EQ(part(under, fc1, {.pp = 2}, {.pp = 1}), "[16, 192]: [0:4, 0:16, 0:48]");
 }
 
 TEST(Families, AdaptersFollowWhatTheyAdapt) {

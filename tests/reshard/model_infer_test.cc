@@ -380,6 +380,41 @@ TEST(InferByStage, StretchesOfLayersAndExperts) {
   EXPECT_THAT(why("", facts), HasSubstr("not divisible by ep = 2"));
 }
 
+/// Which experts a rank has in an axis of others, their number tells.
+TEST(InferFolded, PartsOfExpertRanks) {
+  const LayoutSpec spec{.sizes = {.tp = 2, .ep = 2}};
+  const std::string name = "decoder.layers.0.mlp.experts.weight1";
+  std::vector<WrittenRank> ranks;
+  for (uint64_t rank = 0; rank < 4; ++rank)
+    ranks.push_back({rank,
+                     spec.coords(rank),
+                     {{"a.safetensors", name, DType::kF32, {4, 36}},
+                      {"b.safetensors", "exp_avg." + name, DType::kF32, {4, 36}}}});
+  const auto rules = RuleSet::builtin("megatron").value();
+  RuleSet::Facts facts;
+  facts.numbers = {{"experts", 6}, {"gated", 1}};
+  const auto infer = [&] { return Model::infer(rules, facts, spec, ranks); };
+  const auto inferred = infer();
+  ASSERT_TRUE(inferred.has_value()) << inferred.error().message();
+  for (const TensorInfo& info : inferred.value().model.tensors()) {
+    EXPECT_EQ(info.shape, (Shape{6, 4, 24}));
+    EXPECT_EQ(info.folded_into, 1u);
+  }
+  const auto why = [&] {
+    const auto found = infer();
+    return found.has_value() ? std::string("accepted") : std::string(found.error().message());
+  };
+  facts.numbers["experts"] = 5;
+  EXPECT_THAT(why(), HasSubstr("the 5 experts are not divisible by ep = 2"));
+  facts.numbers["experts"] = 10;
+  EXPECT_THAT(why(), HasSubstr("axis 1 of [4, 36] does not hold 10 experts"));
+  facts.numbers["experts"] = 6;
+  ranks[1].tensors[0].in_boxes = true;
+  EXPECT_THAT(why(), HasSubstr("have said which boxes"));
+  facts.numbers.erase("experts");
+  EXPECT_THAT(why(), HasSubstr("nobody says how many experts are in axis 1 of [4, 36]"));
+}
+
 TEST(InferNone, AnythingInOneState) {
   const LayoutSpec spec{.sizes = {.dp = 2, .cp = 2}};
   std::vector<WrittenRank> ranks;

@@ -138,6 +138,7 @@ void expect_infer_inverts(const Model& model, const LayoutSpec& spec) {
     const auto original = originals.find({info.file, info.name});
     ASSERT_NE(original, originals.end()) << info.name;
     EXPECT_EQ(info.shape, original->second->shape) << info.name;
+    EXPECT_EQ(info.folded_into, original->second->folded_into) << info.name;
     EXPECT_EQ(info.dtype, original->second->dtype) << info.name;
   }
   EXPECT_EQ(found.layers(), model.layers());

@@ -462,6 +462,15 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "expert_axis": 0,
                              "cut": {"axis": 0}})"),
               HasSubstr("must differ"));
+  for (const char* axis : {"", R"("expert_axis": 1, )"})
+    EXPECT_THAT(
+        rule_error(fmt::format(R"({{"names": ["a"], "stage": "all", {}"folded_into": 1}})", axis)),
+        HasSubstr("'folded_into' needs \"expert_axis\": 0"));
+  for (const char* into : {"7", "-1", "true"})
+    EXPECT_THAT(rule_error(fmt::format(R"({{"names": ["a"], "stage": "all", "expert_axis": 0,
+                                            "folded_into": {}}})",
+                                       into)),
+                HasSubstr("'folded_into' must be"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "tied_when": "b"})"),
               HasSubstr("needs 'tied_head'"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "last", "with_mtp": true})"),

@@ -97,6 +97,13 @@ TEST(UncoveredBoxes, AreWhatTheElementsSay) {
     const auto runs = uncovered_boxes(part);
     ASSERT_TRUE(runs.has_value()) << runs.error().message();
     ASSERT_EQ(counted(runs.value(), part.local_shape), wanted) << round;
+    // Of the same elements, and other axes.
+    const uint64_t rows = 1 + random.below(9);
+    part.local_shape = Shape{rows, random.below((elements - begin) / rows + 1)};
+    wanted.resize(Box::whole(part.local_shape).volume(), 1);
+    const auto boxes = uncovered_boxes(part);
+    ASSERT_TRUE(boxes.has_value()) << boxes.error().message();
+    ASSERT_EQ(counted(boxes.value(), part.local_shape), wanted) << round;
   }
 }
 

@@ -286,7 +286,8 @@ void expect_model(const Checkpoint& checkpoint, const Sample& sample) {
   EXPECT_EQ(set.value()->entries().size(), sample.tensors.size());
   for (size_t i = 0; i < sample.tensors.size(); ++i) {
     const TensorInfo& tensor = sample.tensors[i];
-    SlowPart whole{{tensor.shape.begin(), tensor.shape.end()}, sample.bytes[i]};
+    const Shape shape = tensor.shape_in_files();
+    SlowPart whole{{shape.begin(), shape.end()}, sample.bytes[i]};
     expect_npy(whole, tensor.dtype, read_content(*set.value(), tensor_path(tensor.name).value()),
                "model/ " + tensor.name);
   }

@@ -109,6 +109,7 @@ class Maker {
     put("moe_intermediate_size", tp_ * between(random_, 1, 3));
     if (type_ == "qwen2_moe") put("shared_expert_intermediate_size", tp_ * between(random_, 1, 3));
     if (coin()) config_["stacked_experts"] = true;
+    if (type_ == "megatron" && one_in(random_, 3)) config_["folded_experts"] = true;
   }
 
   void deepseek() {

@@ -51,8 +51,12 @@ bool is_buffer(const std::string& name) {
                         "expert_bias", "inv_freq"});
 }
 
+/// Of Megatron-Core's GroupedMLP: [experts, in, out] in memory, and of two axes in files.
+bool is_folded(const std::string& name) {
+  return ends_with_any(name, {"experts.weight1", "experts.weight2"});
+}
 bool is_stacked_experts(const std::string& name) {
-  return ends_with_any(name, {"experts.gate_up_proj", "experts.down_proj"});
+  return ends_with_any(name, {"experts.gate_up_proj", "experts.down_proj"}) || is_folded(name);
 }
 
 /// The weight beside an adapter's tensor, and whether it runs over the weight's inputs.
@@ -171,7 +175,8 @@ std::optional<size_t> SlowOracle::cut_axis(const std::string& name) const {
   }
   const bool bias = has_any(name, {".bias"});
   if (ends_with_any(name, {"experts.gate_up_proj"})) return 1;
-  if (ends_with_any(name, {"experts.down_proj"})) return 2;
+  if (ends_with_any(name, {"experts.down_proj", "experts.weight1"})) return 2;
+  if (ends_with_any(name, {"experts.weight2"})) return 1;
   if (family_ == "gpt2") {
     if (has_any(name, {"c_attn", "c_fc"})) return bias ? 0 : 1;
     if (has_any(name, {"c_proj"}) && !bias) return 0;
@@ -224,7 +229,7 @@ bool SlowOracle::holds(const std::string& name, uint64_t index, uint64_t extent,
   }
   if (has_any(name, {"c_attn"})) return owns(index % (extent / 3) / head_dim, heads);
   if (has_any(name, {"gate_up_proj"})) return owns(index % (extent / 2), extent / 2);
-  if (has_any(name, {"linear_fc1"})) {
+  if (has_any(name, {"linear_fc1", "experts.weight1"})) {
     return number("gated") != 0 ? owns(index % (extent / 2), extent / 2) : owns(index, extent);
   }
   if (has_any(name, {"linear_qkv"})) {
@@ -338,6 +343,11 @@ std::optional<SlowOracle::Held> SlowOracle::held(const std::string& name, const 
     held.shape.push_back(indices[axis].size());
   }
   if (scalar || shape.empty()) return held;
+  if (is_folded(parameter)) {
+    const uint64_t experts = held.shape[0];
+    held.shape.erase(held.shape.begin());
+    held.shape[parameter.ends_with("1") ? 1 : 0] *= experts;
+  }
 
   // Deal rows (FSDP) or elements (ZeRO-1) out, the same number to each dp rank until none is left.
   // With hybrid sharding to the first so many, and the same to the next.

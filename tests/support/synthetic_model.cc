@@ -291,7 +291,13 @@ class Builder {
     add(at + "pre_mlp_layernorm.weight", {hidden_});
     add(at + "mlp.router.weight", {experts, hidden_});
     add(at + "mlp.router.expert_bias", {experts}, DType::kF32);
-    for (uint64_t e = 0; e < experts; ++e) {
+    if (flag("folded_experts", false)) {  // in Megatron's own grouped layers
+      add(at + "mlp.experts.weight1", {experts, hidden_, gated * intermediate_});
+      tensors_.back().folded_into = 1;
+      add(at + "mlp.experts.weight2", {experts, intermediate_, hidden_});
+      tensors_.back().folded_into = 0;
+    }
+    for (uint64_t e = 0; e < experts && !flag("folded_experts", false); ++e) {
       if (flag("stacked_experts", false)) {  // in Transformer Engine's grouped linear layers
         add(fmt::format("{}mlp.experts.linear_fc1.weight{}", at, e),
             {gated * intermediate_, hidden_});
@@ -396,6 +402,7 @@ std::vector<TensorInfo> optimizer_tensors(const std::vector<TensorInfo>& paramet
     if (is_buffer(parameter.name)) continue;  // not trained
     for (const char* moment : {"exp_avg.", "exp_avg_sq."}) {
       state.push_back({"optim.safetensors", moment + parameter.name, DType::kF32, parameter.shape});
+      state.back().folded_into = parameter.folded_into;
     }
     state.push_back({"optim.safetensors", "state." + parameter.name + ".step", DType::kF32, {}});
   }

@@ -14,10 +14,10 @@ namespace ptc::testing {
 /// mixtral, qwen2_moe, qwen3_moe, deepseek_v3, gpt2, gpt_neox, bert; or megatron (Megatron-Core's
 /// GPTModel, with "mamba_num_heads" every second layer is one of its MambaModel). Keys beyond those
 /// of the model's own config: "stacked_experts": true stores a layer's experts as one tensor
-/// (Megatron: grouped); "fused": true stores q, k, v and gate, up as one; "prefix": false leaves
-/// out the model's prefix ("bert."); "lora_rank": 8 adds adapters as PEFT names them, and
-/// "lora_alone": true leaves them alone, in "adapter_model.safetensors". Aborts on a config it
-/// cannot use.
+/// (Megatron: grouped; "folded_experts": true: in Megatron's own grouped layers); "fused": true
+/// stores q, k, v and gate, up as one; "prefix": false leaves out the model's prefix ("bert.");
+/// "lora_rank": 8 adds adapters as PEFT names them, and "lora_alone": true leaves them alone, in
+/// "adapter_model.safetensors". Aborts on a config it cannot use.
 std::vector<TensorInfo> synthetic_tensors(std::string_view config_text);
 
 /// Whether the tensor is one of a module's buffers: no optimizer has state of it.

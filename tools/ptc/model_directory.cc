@@ -89,7 +89,7 @@ Result<Model> model_of_directory(const std::string& directory,
     if (rules == nullptr) rules = RuleSet::none();
   }
   PTC_TRY(auto facts, rules->facts(config));
-  return Model::bind(std::move(rules), std::move(facts), std::move(tensors));
+  return Model::bind_as_in_files(std::move(rules), std::move(facts), std::move(tensors));
 }
 
 }  // namespace ptc::cli
