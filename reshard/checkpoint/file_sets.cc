@@ -263,7 +263,6 @@ Result<FileSetRef> Checkpoint::hf_files() const {
       PTC_TRY(auto file, compose(path, std::move(shards[i]), LayoutSpec(), StateCoords(), &own));
       const uint64_t bytes = file.layout.bytes;
       set->add({path, bytes, "", rights.value_or(ReadRights{manifest().uid, manifest().gid})},
-
                [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                    const ContentSource& source) { return source.open_gathered(layout); });
     }
@@ -317,7 +316,6 @@ Result<FileSetRef> Checkpoint::dcp_files() const {
       PTC_TRY(DcpTree tree, make_dcp_tree(of_files, model(), own));
       for (DcpTree::File& file : tree.files)
         set->add({directory + file.name, file.layout.bytes, "", rights},
-
                  [layout = std::make_shared<const ImageLayout>(std::move(file.layout))](
                      const ContentSource& source) { return source.open_gathered(layout); });
       set->add_text(directory + ".metadata", std::move(tree.metadata), rights);

@@ -12,9 +12,25 @@ bool all_are_here(const StoredState& stored) {
          });
 }
 
+namespace {
+
+/// A file that ranks wrote has its arrays in the order of their names there, wherever they lie.
+ImageLayout in_order(ImageLayout layout) {
+  const auto before = [](const ArraySlot& a, const ArraySlot& b) {
+    return a.byte_offset < b.byte_offset;
+  };
+  if (std::is_sorted(layout.arrays.begin(), layout.arrays.end(), before)) return layout;
+  std::vector<ArraySlot> arrays(layout.arrays.begin(), layout.arrays.end());
+  sort_arrays(arrays);
+  layout.arrays = std::move(arrays);
+  return layout;
+}
+
+}  // namespace
+
 PlannedFile::PlannedFile(ImageLayout layout, std::shared_ptr<const StoredState> stored,
                          size_t arrays_of_piece)
-    : layout_(std::move(layout)), stored_(std::move(stored)) {
+    : layout_(in_order(std::move(layout))), stored_(std::move(stored)) {
   const SourceIndex& index = stored_->index();
   pieces_.push_back({0, 0});
   uint64_t end = 0;  // of all arrays so far: another name, or padding, lies in one before it

@@ -58,7 +58,7 @@ class PlannedFile {
   Result<std::shared_ptr<const GatherProgram>> piece(size_t number) const;
   Result<GatherProgram> plan(uint64_t begin, uint64_t end, size_t first, size_t last) const;
 
-  const ImageLayout layout_;
+  const ImageLayout layout_;  // its arrays by offset
   const std::shared_ptr<const StoredState> stored_;
   std::vector<Piece> pieces_;  // by begin; no array lies in two
   mutable Mutex mutex_;

@@ -1,6 +1,10 @@
 // Random models, any layout in, any layout out, against the element-by-element oracle.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
+#include <vector>
+
 #include "reshard/checkpoint/planned_file.h"
 #include "store/transport/transport.h"
 #include "tests/support/job_fixture.h"
@@ -17,7 +21,11 @@ void expect_pieces(const Checkpoint& checkpoint, const LayoutSpec& spec, std::mt
   const StateFilesRef files = checkpoint.state_files(spec, state).value();
   for (const StateFile& file : *files) {
     for (const size_t arrays : {size_t{1}, size_t{3}, PlannedFile::kArraysOfPiece}) {
-      const PlannedFile planned(file.layout, checkpoint.stored(), arrays);
+      ImageLayout layout = file.layout;  // of files that were written arrays are in any order
+      std::vector<ArraySlot> slots(layout.arrays.begin(), layout.arrays.end());
+      std::shuffle(slots.begin(), slots.end(), random);
+      layout.arrays = std::move(slots);
+      const PlannedFile planned(std::move(layout), checkpoint.stored(), arrays);
       ASSERT_NE(planned.whole(), nullptr);
       std::string whole(planned.bytes(), '\0'), window;
       ASSERT_TRUE(planned.whole()
