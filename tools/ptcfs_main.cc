@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "fs/http/health.h"
 #include "fs/http/http_pages.h"
 #include "fs/mount/beneath.h"
 #include "fs/mount/mount_point.h"
@@ -233,8 +234,8 @@ void close_beneath(Beneath& beneath, const std::string& path) {
                                                   : "or `chmod u+w`, or `ptcfs --discard`");
 }
 
-void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& signals,
-                      const std::string& path) {
+void wait_for_the_end(FuseSession& session, Beneath& beneath, Health& health,
+                      const sigset_t& signals, const std::string& path) {
   constexpr milliseconds kEnding{200};
   Housekeeping housekeeping(session);
   for (;;) {
@@ -243,11 +244,13 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& si
       until = std::min(until, std::chrono::steady_clock::now() + kEnding);
     const int signal = signal_until(signals, until);
     if (session.wait(milliseconds(0))) {  // umount
+      health.leaves();
       end_at_the_latest();
       return;
     }
     if (signal == kStirred) housekeeping.stir();
     if (signal == 0 || signal == kStirred) continue;
+    health.leaves();
     spdlog::info("{}: unmounting {}", ::strsignal(signal), path);
     end_at_the_latest();
     close_beneath(beneath, path);
@@ -263,13 +266,33 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, const sigset_t& si
   }
 }
 
-Result<std::unique_ptr<HttpServer>> listen_http(const std::optional<HttpAddress>& address) {
+/// It says how the start goes on; pages follow when there is something to show.
+Result<std::unique_ptr<HttpServer>> serve_health(const std::optional<HttpAddress>& address,
+                                                 const Health& health) {
   if (!address) return std::unique_ptr<HttpServer>();
-  return HttpServer::listen(*address);
+  PTC_TRY(auto server, HttpServer::listen(*address));
+  server->serve([&health](std::string_view path) { return health.answer(path); });
+  return server;
 }
 
-void serve_http(HttpServer& server, Tree& tree) {
-  server.serve([pages = HttpPages(tree)](std::string_view path) { return pages.answer(path); });
+Health::Checks checks_of(FuseSession& session, const std::string& path) {
+  return {.mount =
+              [path] {
+                const auto all = mounted_file_systems();
+                if (!all) return std::string();  // no descriptor is left to look with
+                std::string type;                // of the topmost
+                for (const MountEntry& entry : all.value())
+                  if (entry.mount_point == path) type = entry.type;
+                if (type.empty()) return fmt::format("nothing is mounted on {} any more", path);
+                if (type == "fuse.ptcfs") return std::string();
+                return fmt::format("{} is mounted over {}", type, path);
+              },
+          .requests = [&session] { return session.trouble(); },
+          .service = [&session] { return session.tree().store().service(); }};
+}
+
+void show_pages(HttpServer& server, Tree& tree) {
+  server.show([pages = HttpPages(tree)](std::string_view path) { return pages.answer(path); });
   spdlog::info("http: {}", server.url());
   if (!server.loopback()) {
     spdlog::warn(
@@ -361,7 +384,8 @@ int run(Options& options, Ready ready) {
   }
   auto was_dead = check_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);
-  auto http = listen_http(options.http);
+  Health health;
+  auto http = serve_health(options.http, health);
   if (!http) return complain(http.error(), kSystemError);
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);
@@ -434,8 +458,10 @@ int run(Options& options, Ready ready) {
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
                store.value()->job_count(), tree.passthrough().enabled() ? "on" : "off",
                session.value()->uses_io_uring() ? ", io_uring" : "");
-  if (http.value() != nullptr) serve_http(*http.value(), tree);
-  wait_for_the_end(*session.value(), beneath.value(), signals, options.mount.mount_point);
+  health.mounted(checks_of(*session.value(), options.mount.mount_point));
+  if (http.value() != nullptr) show_pages(*http.value(), tree);
+  wait_for_the_end(*session.value(), beneath.value(), health, signals, options.mount.mount_point);
+  health.ended();
   http.value().reset();
   session.value().reset();
   if (!wait_for_answers(seconds(5))) {

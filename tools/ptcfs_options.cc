@@ -325,7 +325,7 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
       "http", "ADDR",
       "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
       "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
-      "a password (default: off)");
+      "a password. /healthz and /readyz say how the daemon is (default: off)");
   add_own("etcd", "URL,…",
           "the etcd that the nodes of a cluster find each other and agree through: "
           "http://10.0.0.1:2379,http://10.0.0.2:2379 (default: a cluster of one)");

@@ -35,7 +35,7 @@ HttpReply not_found() {
   HttpReply reply;
   reply.status = 404;
   reply.body =
-      "404 Not Found: there are /, /metrics, /api/jobs.json and "
+      "404 Not Found: there are /, /metrics, /healthz, /readyz, /api/jobs.json and "
       "/jobs/<job>/{status.json,plan.json,plan.svg}\n";
   return reply;
 }

@@ -2,6 +2,7 @@
 //
 //   /                                    a page for people; /style.css, /script.js, /icon.svg
 //   /metrics                             .ptc/metrics
+//   /healthz, /readyz                    health.h, not here
 //   /api/jobs.json                       all of it in one document
 //   /jobs/<job>/{status.json,plan.json,plan.svg}    as in the job's directory, to the byte
 #pragma once

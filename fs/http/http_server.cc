@@ -10,8 +10,10 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -67,6 +69,10 @@ bool is_literal(std::string_view host) {
   return !error;
 }
 
+std::string_view without_query(std::string_view target) {
+  return target.substr(0, target.find_first_of("?#"));
+}
+
 std::string machine_name() {
   char name[256] = {};
   return ::gethostname(name, sizeof name - 1) == 0 ? name : "localhost";
@@ -100,16 +106,25 @@ struct HttpServer::Impl {
   std::vector<std::string> names{"localhost", machine_name()};
   std::string url;
   bool loopback = false;
-  Answer answer;
+  AtOnce at_once;
+  Answer answer;  // of the pages' thread
   asio::io_context io{1};
   tcp::acceptor acceptor{io};
   asio::steady_timer one_less{io, asio::steady_timer::time_point::max()};
   size_t open = 0;
+  size_t pages = 0;                                 // that are made, or wait for that
+  std::chrono::steady_clock::time_point page_done;  // the last one, or the first of these came
   std::thread thread;
+  // Its own: a page looks at all jobs, and at the store's file system. After io, which outlives it.
+  asio::io_context pages_io{1};
+  asio::executor_work_guard<asio::io_context::executor_type> pages_wanted{pages_io.get_executor()};
+  std::thread pages_thread;
 
   Result<> listen(const HttpAddress& address);
   bool is_ours(std::string_view host) const;
-  HttpReply answer_to(const Request& request) const;
+  std::optional<HttpReply> answer_at_once(const Request& request) const;
+  asio::awaitable<HttpReply> make_page(std::string target) const;
+  asio::awaitable<HttpReply> page(std::string target);
   static Response response_to(const Request& request, HttpReply reply);
 
   asio::awaitable<void> accept_all();
@@ -153,7 +168,8 @@ bool HttpServer::Impl::is_ours(std::string_view host) const {
   return is_literal(host);
 }
 
-HttpReply HttpServer::Impl::answer_to(const Request& request) const {
+/// nullopt: it is a page.
+std::optional<HttpReply> HttpServer::Impl::answer_at_once(const Request& request) const {
   const auto& message = request.get();
   if (message.method() != http::verb::get && message.method() != http::verb::head)
     return refusal(http::status::method_not_allowed, "only GET and HEAD are answered");
@@ -164,12 +180,33 @@ HttpReply HttpServer::Impl::answer_to(const Request& request) const {
                    "ask by address, by localhost, or by the name given to ptcfs --http");
   const std::string_view target = view(message.target());
   if (!target.starts_with('/')) return refusal(http::status::bad_request, "no such path");
+  if (at_once) return at_once(without_query(target));
+  return std::nullopt;
+}
+
+/// On the pages' thread.
+asio::awaitable<HttpReply> HttpServer::Impl::make_page(std::string target) const {
+  if (!answer) co_return refusal(http::status::service_unavailable, "ptcfs is not mounted yet");
   try {
-    return answer(target.substr(0, target.find_first_of("?#")));
+    co_return answer(without_query(target));
   } catch (const std::exception& error) {
     spdlog::error("http: {}: {}", target, error.what());
-    return refusal(http::status::internal_server_error, "see the log of ptcfs");
   }
+  co_return refusal(http::status::internal_server_error, "see the log of ptcfs");
+}
+
+/// Whoever waits takes a connection, so not all may wait for one that does not end.
+asio::awaitable<HttpReply> HttpServer::Impl::page(std::string target) {
+  const auto now = std::chrono::steady_clock::now();
+  if (pages == 0) page_done = now;
+  if (now - page_done > limits.page)
+    co_return refusal(http::status::service_unavailable, "another page takes too long");
+  ++pages;
+  asio::awaitable<HttpReply> making = make_page(std::move(target));
+  HttpReply reply = co_await asio::co_spawn(pages_io, std::move(making), asio::use_awaitable);
+  --pages;
+  page_done = std::chrono::steady_clock::now();
+  co_return reply;
 }
 
 /// Its body is there also where HEAD or an unchanged tag will take it away.
@@ -178,7 +215,7 @@ Response HttpServer::Impl::response_to(const Request& request, HttpReply reply) 
   Response response(static_cast<http::status>(reply.status), 11);
   response.set(http::field::server, "ptcfs");
   response.set(http::field::content_type, reply.content_type);
-  response.set(http::field::cache_control, "no-cache");
+  response.set(http::field::cache_control, reply.may_be_kept ? "no-cache" : "no-store");
   response.set("Content-Security-Policy", reply.content_security_policy);
   response.set("X-Content-Type-Options", "nosniff");
   response.set("Referrer-Policy", "no-referrer");
@@ -187,7 +224,7 @@ Response HttpServer::Impl::response_to(const Request& request, HttpReply reply) 
   const std::string tag =
       fmt::format("\"{:x}-{:x}\"", std::hash<std::string>()(reply.body), reply.body.size());
   response.content_length(reply.body.size());
-  if (response.result() == http::status::ok) {
+  if (response.result() == http::status::ok && reply.may_be_kept) {
     response.set(http::field::etag, tag);
     if (view(message[http::field::if_none_match]) == tag) {
       response.result(http::status::not_modified);
@@ -211,6 +248,7 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
     auto [read_error, header_bytes] =
         co_await http::async_read_header(stream, buffer, request, kTuple);
     HttpReply reply;
+    std::string page_wanted;
     if (read_error == http::error::header_limit)
       reply = refusal(http::status::request_header_fields_too_large, "the header is too long");
     else if (read_error == http::error::end_of_stream || read_error == http::error::partial_message)
@@ -218,7 +256,10 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
     else if (read_error && read_error.category() == error_code(http::error::bad_method).category())
       reply = refusal(http::status::bad_request, read_error.message());
     else if (read_error) co_return;  // gone, or too slow
-    else reply = answer_to(request);
+    else if (std::optional<HttpReply> at_once = answer_at_once(request))
+      reply = *std::move(at_once);
+    else page_wanted = view(request.get().target());
+    if (!page_wanted.empty()) reply = co_await page(std::move(page_wanted));
     Response response = response_to(request, std::move(reply));
     const bool last = !response.keep_alive();
     stream.expires_after(limits.reply);
@@ -273,8 +314,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const HttpAddress& addres
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
 
-void HttpServer::serve(Answer answer) {
-  impl_->answer = std::move(answer);
+void HttpServer::serve(AtOnce at_once) {
+  impl_->at_once = std::move(at_once);
   asio::co_spawn(impl_->io, impl_->accept_all(), [](std::exception_ptr thrown) {
     if (thrown) spdlog::error("http: no more connections are taken");
   });
@@ -282,11 +323,23 @@ void HttpServer::serve(Answer answer) {
     ::pthread_setname_np(::pthread_self(), "ptcfs-http");
     impl->io.run();
   });
+  impl_->pages_thread = std::thread([impl = impl_.get()] {
+    ::pthread_setname_np(::pthread_self(), "ptcfs-pages");
+    impl->pages_io.run();
+  });
+}
+
+void HttpServer::show(Answer answer) {
+  asio::post(impl_->pages_io, [impl = impl_.get(), answer = std::move(answer)]() mutable {
+    impl->answer = std::move(answer);
+  });
 }
 
 HttpServer::~HttpServer() {
   impl_->io.stop();
+  impl_->pages_io.stop();
   if (impl_->thread.joinable()) impl_->thread.join();
+  if (impl_->pages_thread.joinable()) impl_->pages_thread.join();
 }
 
 const std::string& HttpServer::url() const { return impl_->url; }

@@ -150,7 +150,8 @@ FuseSession::FuseSession(Tree& tree, const MountOptions& options)
               .goes_on =
                   [this] {
                     if (rings_ != nullptr) rings_->send_reply();
-                  }}) {}
+                  }}),
+      stuck_(options.patience) {}
 
 Result<std::unique_ptr<FuseSession>> FuseSession::mount(Tree& tree, const MountOptions& options) {
   std::unique_ptr<FuseSession> session(new FuseSession(tree, options));
@@ -247,6 +248,17 @@ void FuseSession::serve_requests(ServerThreads::Place& place) {
     place.served();
   }
   std::free(buffer.mem);
+}
+
+std::string FuseSession::trouble() {
+  if (servers_.is_gone()) return "unmounted";
+  if (uses_io_uring()) return {};  // the keeper starts another thread for each request
+  const auto stuck = stuck_.look(servers_.none_is_free(), tree_.stats().requests(),
+                                 std::chrono::steady_clock::now());
+  if (!stuck) return {};
+  return fmt::format("all {} threads are stuck, and no request was begun for {} s",
+                     servers_.threads(),
+                     std::chrono::duration_cast<std::chrono::seconds>(*stuck).count());
 }
 
 /// Those that wait for others may do so for ever, and nobody waits for them any more.

@@ -14,6 +14,7 @@
 
 #include "fs/kernel/request_rings.h"
 #include "fs/kernel/server_threads.h"
+#include "fs/kernel/stuck_check.h"
 #include "fs/kernel/waits.h"
 #include "fs/tree/open_files.h"
 #include "fs/tree/tree.h"
@@ -61,6 +62,10 @@ class FuseSession : public KernelCache {
   bool unmount();
   /// The mount is gone; some thread may still be at work.
   bool is_gone() const { return servers_.is_gone(); }
+  /// Why no request is answered; empty: they are. It is stuck where every thread that takes
+  /// requests has been at work for MountOptions::patience, and none has begun another: those that
+  /// wait for others are no such threads. Waits for nothing.
+  std::string trouble();
   /// After this no request is answered any more.
   void stop();
 
@@ -113,6 +118,7 @@ class FuseSession : public KernelCache {
   int forgets_fd_ = -1;                                            // reads, and does not wait
   ServerThreads servers_;
   Waits waits_;
+  StuckCheck stuck_;
 };
 
 }  // namespace ptc

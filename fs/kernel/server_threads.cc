@@ -144,11 +144,6 @@ bool ServerThreads::wait(std::chrono::milliseconds patience) {
                          [this]() PTC_REQUIRES(mutex_) { return gone_ && running_ <= waiting_; });
 }
 
-bool ServerThreads::is_gone() const {
-  MutexLock lock(mutex_);
-  return gone_;
-}
-
 void ServerThreads::stop() {
   MutexLock lock(mutex_);
   stopping_ = true;

@@ -53,8 +53,10 @@ class ServerThreads {
   }
 
   int threads() const { return running_.load(); }
+  /// Nobody takes the next request, just now.
+  bool none_is_free() const { return free_.load(std::memory_order_relaxed) <= 0; }
   /// Nothing can be received any more.
-  bool is_gone() const;
+  bool is_gone() const { return gone_.load(); }
   /// And all have ended but those that may wait for ever.
   bool wait(std::chrono::milliseconds patience);
   /// No thread begins any more; returns when all have ended. What they do ends when it is
@@ -77,7 +79,7 @@ class ServerThreads {
   std::list<PlaceRef> places_ PTC_GUARDED_BY(mutex_);
   std::vector<PlaceRef> spare_ PTC_GUARDED_BY(mutex_);  // that end
   bool stopping_ PTC_GUARDED_BY(mutex_) = false;
-  bool gone_ PTC_GUARDED_BY(mutex_) = false;   // nothing can be received any more
+  std::atomic<bool> gone_{false};  // nothing can be received any more; changes with mutex_ held
   LogRate told_{1, std::chrono::seconds(10)};  // that there are no threads
   std::atomic<int> running_{0}, waiting_{0};   // the former changes with mutex_ held
   std::atomic<int> leaving_{0};                // so many shall end; changes with mutex_ held

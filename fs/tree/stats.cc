@@ -47,6 +47,13 @@ Stats::OpCounts Stats::counts(Op op) const {
   return sum;
 }
 
+uint64_t Stats::requests() const {
+  uint64_t sum = 0;
+  for (const auto& part : counters_)
+    for (const Counter& counter : part) sum += counter.requests.load(std::memory_order_relaxed);
+  return sum;
+}
+
 void Stats::add_bytes(Op op, uint64_t bytes) {
   counter(op).bytes.fetch_add(bytes, std::memory_order_relaxed);
 }

@@ -62,6 +62,7 @@ class Stats {
     std::array<uint64_t, kDurationBuckets.size() + 1> answered{};  // by duration
   };
   OpCounts counts(Op op) const;
+  uint64_t requests() const;  // of all operations
   void add_bytes(Op op, uint64_t bytes);
 
   struct Pending {

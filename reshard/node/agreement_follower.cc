@@ -134,6 +134,13 @@ std::vector<std::string> AgreementFollower::drained() const {
   return drained_;
 }
 
+std::string AgreementFollower::behind() const {
+  const std::shared_ptr<const MetaLease> lease = cluster_.lease();
+  MutexLock lock(mutex_);
+  if (!not_synced_.empty()) return not_synced_;
+  return synced_lease_ == lease ? "" : "not read yet since this node has joined";
+}
+
 void AgreementFollower::follow(std::stop_token stop) {
   ::pthread_setname_np(::pthread_self(), "ptcfs-follow");
   constexpr std::chrono::milliseconds kRetry{500}, kRetryLost{10'000};
@@ -162,6 +169,7 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     if (!wanted) continue;
     std::vector<std::string> alive = cluster_.alive();
+    std::shared_ptr<const MetaLease> lease = cluster_.lease();
     const Result<TakenOver> taken_over = take_over();
     const Error* error = nullptr;
     bool may_come = true;  // soon
@@ -176,9 +184,11 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     retry = kNever;
     MutexLock lock(mutex_);
+    not_synced_ = taken_over.has_error() ? taken_over.error().message() : "";
     if (taken_over.has_value()) {
       syncs_done_ = until;
       synced_alive_ = std::move(alive);
+      synced_lease_ = std::move(lease);
       synced_.notify_all();
       if (error != nullptr)
         retry =

@@ -74,6 +74,9 @@ class Follower {
 
   /// Nodes that shall hold nothing (drain.h), by name, as of the last change heard of.
   virtual std::vector<std::string> drained() const { return {}; }
+  /// Why what is known here may not be what is agreed on; empty: it was read under this node's
+  /// lease. Files that other nodes do not give now are no reason. Asks nobody.
+  virtual std::string behind() const { return {}; }
 };
 
 /// Of a node of a cluster. Threads: any. All that it is given outlives it.
@@ -100,6 +103,7 @@ class AgreementFollower final : public Follower {
   void want_sync() override;
   bool catch_up() override;
   std::vector<std::string> drained() const override;
+  std::string behind() const override;
 
  private:
   void note_put(MetaEntry entry);
@@ -156,13 +160,15 @@ class AgreementFollower final : public Follower {
   mutable Mutex drained_mutex_;
   std::vector<std::string> drained_ PTC_GUARDED_BY(drained_mutex_);
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   StoppableConditionVariable wanted_, synced_;
   bool stale_ PTC_GUARDED_BY(mutex_) = false;
   std::vector<std::pair<std::string, int64_t>> gone_meanwhile_ PTC_GUARDED_BY(mutex_);
   uint64_t syncs_wanted_ PTC_GUARDED_BY(mutex_) = 0, syncs_done_ PTC_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> synced_alive_
       PTC_GUARDED_BY(mutex_);  // nodes, when the last sync began that was done
+  std::shared_ptr<const MetaLease> synced_lease_ PTC_GUARDED_BY(mutex_);  // the own one, then
+  std::string not_synced_ PTC_GUARDED_BY(mutex_);  // why the last sync failed; empty: it did not
   std::chrono::steady_clock::time_point next_catch_up_ PTC_GUARDED_BY(mutex_);
   std::vector<MetaEntry> put_meanwhile_
       PTC_GUARDED_BY(mutex_);  // of data sets, for the copy of what is agreed

@@ -29,6 +29,7 @@
 #include "reshard/job/job.h"
 #include "reshard/job/scrub.h"
 #include "reshard/node/join_jobs.h"
+#include "reshard/node/node_service.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -118,6 +119,8 @@ class JobStore {
   };
   Uncommitted uncommitted_on(const std::string& node) const;
 
+  /// What keeps this node from its service; nullopt: a cluster of one. Waits for nothing.
+  std::optional<NodeService> service() const;
   /// Why nothing is decided or taken over: the agreement store is not what it was.
   std::optional<std::string> distrusted() const;
   /// What was found at start that neither a decision nor a tombstone names: paths below the

@@ -3,6 +3,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +40,11 @@ class HttpMount(mount.Mount):
         answer.body = answer.read()
         connection.close()
         return answer
+
+    def start_again(self):
+        """At another address."""
+        open(self.log, "w", encoding="utf-8").close()
+        self.start()
 
     def raw(self, data=b""):
         connection = socket.create_connection(self.address(), timeout=60)
@@ -118,6 +124,18 @@ class Http(mount.TestCase):
                      "/../../../etc/passwd", "//etc/passwd", "/%2e%2e/etc/passwd", "/jobs/%/x",
                      "/jobs/%zz/status.json", "/jobs/%00/status.json"):
             self.assertEqual(self.mount.ask(path).status, 404, path)
+
+    def test_health(self):
+        for path, lines in (("/healthz", "mount: ok\nrequests: ok\n"),
+                            ("/readyz", "mount: ok\nrequests: ok\nleaving: ok\n")):
+            answer = self.get(path)
+            self.assertEqual(answer.body.decode(), lines)
+            self.assertEqual(answer.headers["Content-Type"], "text/plain; charset=utf-8")
+            self.assertEqual((answer.headers["Cache-Control"], answer.headers["ETag"]), ("no-store", None))
+            self.assertEqual(self.get(path + "?verbose").body, answer.body)
+            head = self.mount.ask(path, "HEAD")
+            self.assertEqual((head.status, head.body, int(head.headers["Content-Length"])), (200, b"", len(lines)))
+            self.assertEqual(self.mount.ask(path, "POST").status, 405)
 
     def test_nothing_can_be_changed(self):
         for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -213,6 +231,74 @@ class Starting(mount.TestCase):
             self.assertTrue(ends(half))
             self.assertEqual(process.wait(timeout=60), 0)
             self.assertNotIn("does not end", mount.read_text(mounted.log))
+
+    def test_health_where_the_mount_is_not_in_its_place(self):
+        if os.getuid() != 0:
+            self.skipTest("only root mounts what covers it")
+        with HttpMount() as mounted:
+            subprocess.run(["mount", "-t", "tmpfs", "none", mounted.path], check=True)
+            answer = mounted.ask("/healthz")
+            self.assertEqual((answer.status, answer.body.decode()),
+                             (503, f"mount: tmpfs is mounted over {mounted.path}\nrequests: ok\n"))
+            subprocess.run(["umount", mounted.path], check=True)
+            self.assertEqual(mounted.ask("/healthz").status, 200)
+            with open(mounted.path + "/.ptc/version", "rb"):
+                subprocess.run(["umount", "-l", mounted.path], check=True)  # what is open holds the daemon
+                for path in ("/healthz", "/readyz"):
+                    answer = mounted.ask(path)
+                    self.assertEqual(answer.status, 503, path)
+                    self.assertIn(f"mount: nothing is mounted on {mounted.path} any more\n", answer.body.decode())
+
+    def test_health_of_one_that_ends(self):
+        with HttpMount() as mounted:
+            address = mounted.address()
+            with open(mounted.path + "/.ptc/version", "rb"):  # so it waits for a moment
+                mounted.process.send_signal(signal.SIGTERM)
+                said = ""
+                deadline = time.monotonic() + 30
+                while "about to end" not in said:
+                    self.assertLess(time.monotonic(), deadline, said)
+                    answer = mounted.ask("/readyz")
+                    said = answer.body.decode()
+                self.assertEqual(answer.status, 503)
+                self.assertIn("leaving: ptcfs is about to end\n", said)
+            self.assertEqual(mounted.process.wait(timeout=60), 0)
+            self.assertRaises(OSError, socket.create_connection, address)
+
+    def test_health_where_every_thread_is_stuck(self):
+        """On a disk that does not answer: nothing can be written to a file system that is frozen."""
+        if os.getuid() != 0 or None in map(shutil.which, ("fsfreeze", "mkfs.ext4")):
+            self.skipTest("only root freezes a file system, with fsfreeze and mkfs.ext4")
+        with HttpMount(options=("--http", "{}", "--patience", "2")) as mounted:
+            mounted.stop()
+            disk = mounted.top + "/disk"
+            with open(disk, "wb") as file:
+                file.truncate(64 << 20)
+            subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+            if subprocess.run(["mount", "-o", "loop", disk, mounted.store], check=False).returncode != 0:
+                self.skipTest("a file cannot be mounted here")
+            self.addCleanup(subprocess.run, ["umount", "-l", mounted.store], check=False, stderr=subprocess.DEVNULL)
+            mounted.start_again()
+            places = [mounted.job(f"job{number}").path for number in range(40)]
+            subprocess.run(["fsfreeze", "-f", mounted.store], check=True)
+            writers = []
+            try:
+                writers = [subprocess.Popen(["mkdir", place + "/incoming/x"]) for place in places]
+                self.wait_for(mounted, "/healthz", 503)
+                answer = mounted.ask("/healthz").body.decode()
+                self.assertRegex(answer, r"\Amount: ok\nrequests: all \d+ threads are stuck, .* for [2-9] s\n\Z")
+                self.assertEqual(mounted.ask("/readyz").status, 503)
+            finally:
+                subprocess.run(["fsfreeze", "-u", mounted.store], check=True)
+            self.assertEqual([writer.wait(timeout=30) for writer in writers], [0] * len(writers))
+            self.assertEqual(mounted.ask("/healthz").body, b"mount: ok\nrequests: ok\n")
+            mounted.stop()
+
+    def wait_for(self, mounted, path, status):
+        deadline = time.monotonic() + 30
+        while mounted.ask(path).status != status:
+            self.assertLess(time.monotonic(), deadline, f"{path} is never {status}")
+            time.sleep(0.1)
 
     def test_a_port_that_is_taken(self):
         with HttpMount() as mounted:

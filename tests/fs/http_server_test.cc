@@ -6,13 +6,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <future>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "store/base/file.h"
 
@@ -43,7 +47,16 @@ class HttpServerTest : public ::testing::Test {
     auto server = HttpServer::listen({"127.0.0.1", "0"}, limits);
     ASSERT_TRUE(server) << server.error().message();
     server_ = std::move(server).value();
-    server_->serve([](std::string_view path) {
+    server_->serve([](std::string_view path) -> std::optional<HttpReply> {
+      if (path != "/at_once") return std::nullopt;
+      HttpReply reply;
+      reply.body = "at once";
+      reply.may_be_kept = false;
+      return reply;
+    });
+    EXPECT_THAT(ask(get("/")), StartsWith("HTTP/1.1 503 "));
+    server_->show([this](std::string_view path) {
+      if (path == "/slow") slow_.get_future().wait();
       if (path == "/throws") throw std::runtime_error("on purpose");
       HttpReply reply;
       reply.body = "path " + std::string(path);
@@ -81,6 +94,7 @@ class HttpServerTest : public ::testing::Test {
     return "GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + more + "\r\n";
   }
 
+  std::promise<void> slow_;  // what /slow waits for
   std::unique_ptr<HttpServer> server_;
 };
 
@@ -113,6 +127,24 @@ TEST_F(HttpServerTest, WhatIsUnchangedIsNotSentAgain) {
   EXPECT_THAT(ask(get("/", "If-None-Match: " + value + "\r\n")),
               ::testing::AllOf(StartsWith("HTTP/1.1 304 "), EndsWith("\r\n\r\n")));
   EXPECT_THAT(ask(get("/else", "If-None-Match: " + value + "\r\n")), StartsWith("HTTP/1.1 200 "));
+}
+
+TEST_F(HttpServerTest, WhatIsAnsweredAtOnceWaitsForNoPage) {
+  start({.page = std::chrono::milliseconds(100)});
+  UniqueFd slow = connect(), behind = connect();
+  send(slow, get("/slow"));
+  send(behind, get("/behind"));
+  const std::string first = ask(get("/at_once?x"));
+  EXPECT_THAT(first, EndsWith("\r\n\r\nat once"));
+  EXPECT_THAT(first, HasSubstr("Cache-Control: no-store\r\n"));
+  EXPECT_THAT(first, ::testing::Not(HasSubstr("ETag")));
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  EXPECT_THAT(ask(get("/late")), StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(ask(get("/at_once")), StartsWith("HTTP/1.1 200 "));
+  slow_.set_value();
+  EXPECT_THAT(receive(slow), EndsWith("path /slow"));
+  EXPECT_THAT(receive(behind), EndsWith("path /behind"));
+  EXPECT_THAT(ask(get("/late")), EndsWith("path /late"));
 }
 
 TEST_F(HttpServerTest, RubbishIsABadRequest) {

@@ -11,6 +11,7 @@
 #include <future>
 #include <thread>
 
+#include "fs/kernel/stuck_check.h"
 #include "store/base/file.h"
 
 namespace ptc {
@@ -96,6 +97,30 @@ TEST_F(ServerThreadsTest, OthersBeginWhileAllAreAtWork) {
   EXPECT_EQ(at_work_, 6);
   release_ = UniqueFd();
   until([&] { return done_ == 8; });
+}
+
+TEST_F(ServerThreadsTest, StuckAreThoseThatAreAllAtWorkAndBeginNothing) {
+  StuckCheck check(std::chrono::seconds(10));
+  StuckCheck::Clock::time_point now{};
+  uint64_t begun = 6;
+  const auto is_stuck = [&](int seconds) {
+    return check.look(servers_->none_is_free(), begun, now + std::chrono::seconds(seconds))
+        .has_value();
+  };
+  start(6);
+  ask('b', 5);
+  until([&] { return at_work_ == 5 && servers_->threads() == 6; });
+  EXPECT_FALSE(is_stuck(0) || is_stuck(100));  // one is free
+  ask('b');
+  until([&] { return at_work_ == 6 && servers_->none_is_free(); });
+  EXPECT_FALSE(is_stuck(200) || is_stuck(209));
+  EXPECT_TRUE(is_stuck(210) && is_stuck(400));
+  ++begun;  // it went on in between
+  EXPECT_FALSE(is_stuck(410) || is_stuck(419));
+  EXPECT_TRUE(is_stuck(420));
+  release_ = UniqueFd();
+  until([&] { return done_ == 6; });
+  EXPECT_FALSE(is_stuck(430));
 }
 
 TEST_F(ServerThreadsTest, WhatWaitsLeavesThreadsToAllElse) {
