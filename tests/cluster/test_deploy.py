@@ -1,4 +1,4 @@
-"""tools/deploy: its files can be read by what they are for, and name options that ptcfs has."""
+"""tools/deploy: the unit can be read by systemd, and its options are some that ptcfs has (clients.kubernetes: all else)."""
 import os
 import re
 import shlex
@@ -25,25 +25,6 @@ class Deploy(unittest.TestCase):
         cls.ptcfs = os.path.join(mount.bin_dir(), "ptcfs")
         done = subprocess.run([cls.ptcfs, "--help"], capture_output=True, text=True, check=True)
         cls.known = set(re.findall(r"--[a-z-]+", done.stdout))
-
-    def test_daemon_set(self):
-        try:
-            import yaml
-        except ImportError:
-            self.skipTest("Python has no yaml here (Debian: python3-yaml)")
-        with open(os.path.join(DEPLOY, "kubernetes.yaml"), encoding="utf-8") as file:
-            daemon_set, = yaml.safe_load_all(file)
-        self.assertEqual(daemon_set["kind"], "DaemonSet")
-        pod = daemon_set["spec"]["template"]
-        self.assertEqual(pod["metadata"]["labels"], daemon_set["spec"]["selector"]["matchLabels"])
-        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-        for container in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
-            for volume in container["volumeMounts"]:
-                self.assertIn(volume["name"], volumes)
-        container, = pod["spec"]["containers"]
-        self.assertLessEqual(set(options_of(container["args"])), self.known)
-        named = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
-        self.assertEqual(named, {variable["name"] for variable in container["env"]})
 
     def test_options_for_the_unit(self):
         text = mount.read_text(os.path.join(DEPLOY, "ptcfs.default"))
