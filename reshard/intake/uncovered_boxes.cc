@@ -123,7 +123,8 @@ Result<std::vector<Box>> uncovered_boxes(const SubTensor& part) {
     PTC_TRY(auto copy, make_strided_copy(array_at(part, 0), box.offset, {0, box.extent},
                                          Dims(box.axes()), box.extent, 8));
     // Each of them has at least one element.
-    if (box.volume() / std::max<uint64_t>(copy.run_bytes, 1) > kMostRuns - runs.size())
+    if (runs.size() > kMostRuns ||
+        box.volume() / std::max<uint64_t>(copy.run_bytes, 1) > kMostRuns - runs.size())
       return cutter.too_many();
     for_each_run(copy, [&](uint64_t from, uint64_t, uint64_t count) { add(from, count); });
   }

@@ -345,7 +345,7 @@ Result<> Job::save_rules(const std::string& text, const std::optional<AtMost>& a
 
 Result<> Job::Impl::save_rules(const std::string& text, const std::optional<Job::AtMost>& at_most) {
   MutexLock change(decisions.mutex());
-  Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse(text);
+  Result<std::shared_ptr<const RuleSet>> parsed = RuleSet::parse_new(text);
   if (parsed.has_error()) {
     job->note_refused_save("rules.json", parsed.error().message());
     return std::move(parsed).error();

@@ -21,8 +21,10 @@ AttentionFacts::AttentionFacts(const RuleSet::Facts& facts) {
   };
   heads_ = number("heads");
   kv_heads_ = number("kv_heads");
-  if (const uint64_t other = number("layer_heads"); other > 0) other_heads_.push_back(other);
-  if (const uint64_t other = number("layer_kv_heads"); other > 0) other_kv_heads_.push_back(other);
+  if (const uint64_t other = number("layer_heads"); other > 0 && other != heads_)
+    other_heads_.push_back(other);
+  if (const uint64_t other = number("layer_kv_heads"); other > 0 && other != kv_heads_)
+    other_kv_heads_.push_back(other);
   for (const char* name : {"head_dim", "value_head_dim", "layer_head_dim", "layer_value_head_dim"})
     if (const uint64_t size = number(name); size > 0 && !contains(head_sizes_, size))
       head_sizes_.push_back(size);
@@ -43,14 +45,22 @@ bool AttentionFacts::fits(uint64_t heads, const AttentionExtents& extents) const
          (extents.output == 0 && are(extents.queries, 2 * heads));
 }
 
-/// … that the layer has on each rank; 0: none that are known fit.
-uint64_t AttentionFacts::query_heads(const AttentionExtents& extents) const {
+/// … that the layer may have on each rank, of those that are known.
+std::vector<uint64_t> AttentionFacts::query_heads(const AttentionExtents& extents) const {
   std::vector<uint64_t> candidates{heads_};
   candidates.insert(candidates.end(), other_heads_.begin(), other_heads_.end());
+  std::vector<uint64_t> fitting;
   for (const uint64_t heads : candidates)
     if (heads % extents.ranks == 0 && fits(heads / extents.ranks, extents))
-      return heads / extents.ranks;
-  return 0;
+      fitting.push_back(heads / extents.ranks);
+  return fitting;
+}
+
+std::string AttentionFacts::unknown(bool key_values) const {
+  const std::vector<uint64_t>& others = key_values ? other_kv_heads_ : other_heads_;
+  if (others.empty()) return {};
+  return fmt::format("some layers have {} {} heads, and nothing says which do",
+                     fmt::join(others, " or "), key_values ? "key-value" : "attention");
 }
 
 /// How many the layer has by its shapes, on each rank; nullopt: they do not say it.
@@ -96,6 +106,7 @@ AttentionFacts::Found AttentionFacts::one_on_each_rank(uint64_t heads,
   if (kv_heads_ > 0 && extents.ranks % kv_heads_ == 0) possible.push_back(kv_heads_);
   for (const uint64_t other : other_kv_heads_)
     if (extents.ranks % other == 0 && !contains(possible, other)) possible.push_back(other);
+  if (kv_heads_ == 0 && !other_kv_heads_.empty()) return {std::nullopt, unknown(true)};
   if (possible.size() == 1) return {AttentionHeads{heads * extents.ranks, possible.front()}, ""};
   if (possible.empty() && kv_heads_ == 0) return {};
   if (possible.empty()) return contradicted(extents.ranks, extents);
@@ -107,29 +118,38 @@ AttentionFacts::Found AttentionFacts::one_on_each_rank(uint64_t heads,
 }
 
 AttentionFacts::Found AttentionFacts::heads_of(const AttentionExtents& extents) const {
-  // Latent and linear attention have heads of their own kinds.
-  const bool any = extents.keys > 0 || extents.values > 0 || extents.fused > 0;
-  if (heads_ == 0 || !any) return {};
-  const uint64_t heads = query_heads(extents);
-  if (heads == 0) {
+  if (heads_ == 0) return {};
+  const std::vector<uint64_t> fitting = query_heads(extents);
+  if (extents.keys == 0 && extents.values == 0 && extents.fused == 0) {
+    // Latent and linear attention have heads of their own kinds.
+    if (other_heads_.empty() || head_sizes_.empty() || fitting.size() != 1) return {};
+    return {AttentionHeads{fitting.front() * extents.ranks, 0}, ""};
+  }
+  const bool queries = extents.queries > 0;
+  const std::string_view name = queries ? extents.queries_name : extents.output_name;
+  if (fitting.empty()) {
     if (heads_ % extents.ranks != 0) return {};  // said where it is cut
-    const bool queries = extents.queries > 0;
     return {
         std::nullopt,
         fmt::format(
             "config.json says {} attention heads{}, and {} has {} {}{}", heads_,
             head_sizes_.empty() ? ""
                                 : fmt::format(" of {} elements", fmt::join(head_sizes_, " or ")),
-            queries ? extents.queries_name : extents.output_name,
-            queries ? extents.queries : extents.output, queries ? "rows" : "columns",
+            name, queries ? extents.queries : extents.output, queries ? "rows" : "columns",
             extents.ranks > 1 ? fmt::format(" on each of {} tp ranks", extents.ranks) : "")};
   }
+  if (fitting.size() > 1)
+    return {std::nullopt,
+            fmt::format("some layers have {} attention heads and others {}, and {} may be of "
+                        "either: config.json does not say how many elements a head has "
+                        "(\"head_dim\")",
+                        heads_, fmt::join(other_heads_, " or "),
+                        name.empty() ? "its attention" : name)};
+  const uint64_t heads = fitting.front();
   const auto local = kv_heads(heads, extents);
   if (!local) {
     if (other_kv_heads_.empty()) return {AttentionHeads{heads * extents.ranks, kv_heads_}, ""};
-    return {std::nullopt,
-            fmt::format("some layers have {} key-value heads, and nothing says which do",
-                        fmt::join(other_kv_heads_, " or "))};
+    return {std::nullopt, unknown(true)};
   }
   if (extents.ranks > 1 && *local == 1) return one_on_each_rank(heads, extents);
   const uint64_t found = *local * extents.ranks;

@@ -45,8 +45,12 @@ class AttentionFacts {
   };
   Found heads_of(const AttentionExtents& extents) const;
 
+  /// Why nothing can be said of a layer of which no weights are known, as beside adapters that were
+  /// saved alone: empty where all layers have as many query heads, or key-value heads, too.
+  std::string unknown(bool key_values) const;
+
  private:
-  uint64_t query_heads(const AttentionExtents& extents) const;
+  std::vector<uint64_t> query_heads(const AttentionExtents& extents) const;
   bool fits(uint64_t heads, const AttentionExtents& extents) const;
   bool is_head_size(uint64_t elements) const;
   std::optional<uint64_t> kv_heads(uint64_t heads, const AttentionExtents& extents) const;
@@ -54,8 +58,8 @@ class AttentionFacts {
   Found contradicted(uint64_t kv_heads, const AttentionExtents& extents) const;
 
   uint64_t heads_ = 0, kv_heads_ = 0;     // 0: not said
-  std::vector<uint64_t> other_heads_;     // of some layers
-  std::vector<uint64_t> other_kv_heads_;  // of some layers
+  std::vector<uint64_t> other_heads_;     // of some layers, which have others
+  std::vector<uint64_t> other_kv_heads_;  // of some layers, which have others
   std::vector<uint64_t> head_sizes_;      // empty: not said
 };
 

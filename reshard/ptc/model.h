@@ -270,6 +270,10 @@ class Model {
   Result<> cut_over_tp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   Result<> cut_over_ep(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks) const;
   void unfold(uint32_t tensor, uint32_t ep);
+  /// Whether there may be so many: no tensor that has one row for each says otherwise.
+  bool are_the_experts(uint64_t count) const {
+    return experts_along_ == 0 || experts_along_ == count;
+  }
   Result<> check_fold(uint32_t tensor, const LayoutSpec& spec) const;
   Result<> check_whole_bytes(uint32_t tensor, const SubTensor& part) const;
   Result<> cut_over_dp(SubTensor& part, uint32_t tensor, uint32_t rank, uint32_t ranks,
@@ -290,7 +294,9 @@ class Model {
   std::vector<uint32_t> kind_;           // by tensor: of one kind are those that are cut alike
   std::vector<uint32_t> first_of_kind_;  // the first tensor of each
   uint32_t layers_ = 0;
-  uint32_t experts_ = 0;  // per-expert tensors: number of experts
+  uint32_t experts_ = 0;        // per-expert tensors: number of experts
+  uint64_t experts_along_ = 0;  // by Rule::experts_along; 0: no tensor says it
+  bool heads_counted_ = false;  // some layers' heads follow from the shapes of their weights
 };
 
 struct Model::Inferred {

@@ -46,11 +46,12 @@ class Facts {
   std::string missing_;
 };
 
-bool counts_heads(const Rule& rule) {
+/// Whether the cut is by this fact.
+bool cuts_by(const Rule& rule, std::string_view fact) {
   if (!rule.cut) return false;
-  const auto is = [](const RuleNumber& number) {
-    const auto* fact = std::get_if<std::string>(&number);
-    return fact != nullptr && (*fact == "heads" || *fact == "kv_heads");
+  const auto is = [&](const RuleNumber& number) {
+    const auto* name = std::get_if<std::string>(&number);
+    return name != nullptr && *name == fact;
   };
   return std::any_of(rule.cut->parts.begin(), rule.cut->parts.end(), [&](const CutPart& part) {
     return is(part.size) || (part.heads && is(*part.heads));
@@ -143,7 +144,12 @@ Result<> Model::Binder::bind() {
   parameter_at_.resize(count);
   masters_ = find_masters(model_.tensors_);
   cut_of_rule_.assign(model_.rules_->rules().size(), kNone);
-  for (const Rule& rule : model_.rules_->rules()) counts_heads_.push_back(counts_heads(rule));
+  for (const Rule& rule : model_.rules_->rules()) {
+    const bool key_values = cuts_by(rule, "kv_heads");
+    cuts_by_.push_back(key_values               ? CutsBy::kKeyValueHeads
+                       : cuts_by(rule, "heads") ? CutsBy::kHeads
+                                                : CutsBy::kElse);
+  }
   for (uint32_t tensor = 0; tensor < count; ++tensor) {
     const TensorInfo& info = model_.tensors_[tensor];
     auto elements = num_elements(info.shape);
@@ -200,8 +206,18 @@ std::string Model::Binder::attention_of(uint32_t tensor, const NameMatch& name) 
     end = std::min(info.name.find('.', std::min(name.layer_end + 1, info.name.size())),
                    info.name.size());
   } else {
-    end = std::min(info.name.rfind('.'), info.name.size());
-    end = end == 0 ? 0 : std::min(info.name.rfind('.', end - 1), info.name.size());
+    const std::string_view whole = info.name;
+    end = whole.size();
+    const auto take_last = [&] {
+      const size_t dot = whole.substr(0, end).rfind('.');
+      const size_t begin = dot == whole.npos ? 0 : dot + 1;
+      const std::string_view component = whole.substr(begin, end - begin);
+      end = dot == whole.npos ? 0 : dot;
+      return component;
+    };
+    take_last();  // the parameter's; then the projection's, and what PEFT puts between them
+    while (model_.rules_->is_adapter_wrapper(take_last()) && end > 0) {
+    }
   }
   return fmt::format("{}\n{}", info.name.substr(0, end), info.file);
 }
@@ -265,7 +281,11 @@ void Model::Binder::count_heads() {
     if (is_new) heads_.push_back(std::move(found));
     heads_of_.emplace(attention, known->second);
   }
-  for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
+  model_.heads_counted_ = !heads_of_.empty();
+  heads_are_counted_ =
+      std::any_of(model_.rules_->rules().begin(), model_.rules_->rules().end(),
+                  [](const Rule& rule) { return rule.attention != AttentionPart::kNone; });
+  for (uint32_t tensor = 0; heads_are_counted_ && tensor < model_.tensors_.size(); ++tensor) {
     Bound& bound = model_.bound_[tensor];
     if (bound.rule != nullptr && bound.cut != kNone)
       bound.cut = cut_of(tensor, *bound.rule, bound.name);
@@ -273,10 +293,24 @@ void Model::Binder::count_heads() {
 }
 
 uint32_t Model::Binder::cut_of(uint32_t tensor, const Rule& rule, const NameMatch& name) {
-  const auto number = static_cast<size_t>(&rule - model_.rules_->rules().data());
-  if (heads_of_.empty() || !counts_heads_[number]) return cut_of_rule(rule);
-  const auto found = heads_of_.find(attention_of(tensor, name));
-  return cut_of_rule(rule, found == heads_of_.end() ? kNone : found->second);
+  const CutsBy by = cuts_by_[static_cast<size_t>(&rule - model_.rules_->rules().data())];
+  if (!heads_are_counted_ || by == CutsBy::kElse) return cut_of_rule(rule);
+  if (!heads_of_.empty()) {
+    const auto found = heads_of_.find(attention_of(tensor, name));
+    if (found != heads_of_.end()) {
+      const auto& heads = heads_[found->second].heads;
+      if (!heads || heads->kv_heads > 0 || by == CutsBy::kHeads)
+        return cut_of_rule(rule, found->second);
+    }
+  }
+  uint32_t& unknown = unknown_heads_[by == CutsBy::kKeyValueHeads];
+  if (unknown == kNone) {
+    std::string problem = AttentionFacts(model_.facts_).unknown(by == CutsBy::kKeyValueHeads);
+    if (problem.empty()) return cut_of_rule(rule);
+    unknown = static_cast<uint32_t>(heads_.size());
+    heads_.push_back({std::nullopt, std::move(problem)});
+  }
+  return cut_of_rule(rule, unknown);
 }
 
 void Model::Binder::bind_to_rule(uint32_t tensor, const RuleSet::Match& match) {
@@ -480,6 +514,13 @@ void Model::Binder::count_layers_and_experts() {
       layers = std::max(layers, *bound.name.layer + 1);
     }
     if (bound.name.expert) experts = std::max(experts, *bound.name.expert + 1);
+  }
+  for (size_t tensor = 0; tensor < model_.bound_.size(); ++tensor) {
+    const Bound& bound = model_.bound_[tensor];
+    const Shape& shape = model_.tensors_[tensor].shape;
+    if (bound.rule && bound.rule->experts_along && bound.follows == kNone &&
+        bound.part_of == nullptr && *bound.rule->experts_along < shape.size())
+      model_.experts_along_ = std::max(model_.experts_along_, shape[*bound.rule->experts_along]);
   }
   auto fact = [&](std::string_view name) -> uint32_t {
     const auto found = model_.facts_.numbers.find(name);

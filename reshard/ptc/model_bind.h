@@ -57,9 +57,12 @@ class Model::Binder {
       parameter_at_;                  // by tensor that follows one: the parameter's name in its own
   std::map<const Rule*, bool> tied_;  // of rules with tied_head that hold: tied_copy()
   const CutShapes shapes_;
-  std::vector<uint32_t> cut_of_rule_;         // by rule: index in cuts
-  std::vector<bool> counts_heads_;            // by rule: whether the cut is by a layer's heads
-  std::vector<AttentionFacts::Found> heads_;  // different ones
+  std::vector<uint32_t> cut_of_rule_;  // by rule: index in cuts
+  enum class CutsBy : uint8_t { kElse, kHeads, kKeyValueHeads };
+  std::vector<CutsBy> cuts_by_;     // by rule
+  bool heads_are_counted_ = false;  // some rules say what of a layer's attention weights are
+  uint32_t unknown_heads_[2] = {kNone, kNone};  // in heads_: of queries, and of keys and values
+  std::vector<AttentionFacts::Found> heads_;    // different ones
   std::unordered_map<std::string, uint32_t> heads_of_;  // by attention_of(): index in heads_
   std::map<std::pair<size_t, uint32_t>, uint32_t> cut_of_heads_;  // by rule and index in heads_
   std::vector<RuleCut> cuts_;

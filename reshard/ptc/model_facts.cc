@@ -26,6 +26,11 @@ FoundNumbers found_numbers(const Model& model) {
     if (match->name.layer && match->rule->stage == StagePlace::kLayer)
       found.layers = std::max(found.layers, *match->name.layer + 1);
     if (match->name.expert) found.experts = std::max(found.experts, *match->name.expert + 1);
+    if (const auto& along = match->rule->experts_along;
+        along && match->part_of == nullptr && *along < tensor.shape.size())
+      found.experts =
+          std::max(found.experts,
+                   static_cast<uint32_t>(std::min<uint64_t>(tensor.shape[*along], INT32_MAX)));
   }
   return found;
 }

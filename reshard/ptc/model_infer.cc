@@ -70,6 +70,7 @@ class Model::Inference {
       if (!said_[tensor] && !in_boxes_[tensor]) model_.unfold(tensor, spec_.sizes.ep);
     PTC_TRY(widen());
     model_.find_kinds();
+    PTC_TRY(check_heads());
     PTC_TRY(model_.check(spec_));
     PTC_TRY(find_cut_otherwise());
     PTC_TRY(compare());
@@ -119,6 +120,7 @@ class Model::Inference {
   Result<> check_said(const WrittenRank& rank, const WrittenTensor& tensor, uint32_t index) const;
   void find_whole_on_dp();
   Result<> widen();
+  Result<> check_heads() const;
   Result<uint64_t> widen_axis(uint32_t tensor, uint32_t axis);
   std::optional<uint32_t> axis_to_widen(uint32_t tensor) const;
   bool is_one_for_all(uint32_t tensor, uint32_t axis) const;
@@ -600,6 +602,26 @@ bool is_this_box(const SubTensor& part, const Box& box) {
 }  // namespace
 
 /// Files of which a rank has said parts that are not those of the layout, or lacks some.
+/// Heads were counted by what one of the tp ranks has. Whoever reads the checkpoint counts them by
+/// the wholes, and must come to the same.
+Result<> Model::Inference::check_heads() const {
+  if (spec_.sizes.tp == 1 || !model_.heads_counted_) return ok();
+  PTC_TRY(const Model whole, Model::bind(model_.rules_, model_.facts_, model_.tensors_));
+  for (const uint32_t tensor : model_.first_of_kind_) {
+    const uint32_t here = model_.bound_[tensor].cut, there = whole.bound_[tensor].cut;
+    if (here == kNone || there == kNone) continue;
+    const RuleCut& by_ranks = (*model_.cuts_)[here];
+    const RuleCut& by_wholes = (*whole.cuts_)[there];
+    if (by_ranks.cut == by_wholes.cut) continue;
+    return invalid_argument(
+        "{}: by what {} tp ranks have it has other heads than by the whole{}; say them in "
+        "config.json, with the elements of one (\"head_dim\"), or commit it with fewer tp ranks",
+        model_.tensors_[tensor].name, spec_.sizes.tp,
+        by_wholes.problem.empty() ? "" : fmt::format(" ({})", by_wholes.problem));
+  }
+  return ok();
+}
+
 Result<> Model::Inference::find_cut_otherwise() {
   if (std::find(said_.begin(), said_.end(), true) == said_.end()) return ok();
   std::vector<Held> held;

@@ -33,7 +33,8 @@ void without_numbers(std::string_view name, std::string& key) {
   }
 }
 
-Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth);
+Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth,
+                                                       bool is_new = false);
 
 Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, int depth) {
   if (family == kNone) return RuleSet::none();
@@ -51,10 +52,10 @@ Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, in
                     fmt::join(families, ", "));
 }
 
-Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth) {
-  return RuleSetParser(
-             text, [depth](std::string_view family) { return parse_builtin(family, depth + 1); })
-      .parse();
+Result<std::shared_ptr<const RuleSet>> parse_with_base(std::string_view text, int depth,
+                                                       bool is_new) {
+  const auto base = [depth](std::string_view family) { return parse_builtin(family, depth + 1); };
+  return RuleSetParser(text, base, is_new).parse();
 }
 
 using Builtins = std::vector<Result<std::shared_ptr<const RuleSet>>>;
@@ -109,6 +110,10 @@ std::optional<uint64_t> fact_value(const json::value& value) {
 
 Result<std::shared_ptr<const RuleSet>> RuleSet::parse(std::string_view text) {
   return parse_with_base(text, 0);
+}
+
+Result<std::shared_ptr<const RuleSet>> RuleSet::parse_new(std::string_view text) {
+  return parse_with_base(text, 0, /*is_new=*/true);
 }
 
 Result<std::shared_ptr<const RuleSet>> RuleSet::builtin(std::string_view family) {
@@ -394,6 +399,7 @@ void RuleSet::derive_adapter_rules() {
       }
       rule.expert_axis.reset();
       rule.folded_into.reset();
+      rule.experts_along.reset();
       rule.inputs_first = false;
       rule.attention = AttentionPart::kNone;
       rules_.push_back(std::move(rule));
@@ -493,6 +499,11 @@ std::optional<RuleSet::Match> RuleSet::find_behind(std::string_view tensor_name,
     }
   }
   return std::nullopt;
+}
+
+bool RuleSet::is_adapter_wrapper(std::string_view component) const {
+  return adapters_ && std::find(adapters_->wrappers.begin(), adapters_->wrappers.end(),
+                                component) != adapters_->wrappers.end();
 }
 
 bool RuleSet::matches(const NamePattern& pattern, std::string_view tensor_name) const {

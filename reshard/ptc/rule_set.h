@@ -59,6 +59,8 @@ struct Rule {
   /// Files have no axis of the experts, which is the first: this one of theirs is as many times as
   /// long. `cut` counts the axes that are in memory.
   std::optional<uint32_t> folded_into;
+  /// Not cut, and as long on this axis as there are experts.
+  std::optional<uint32_t> experts_along;
   StagePlace stage = StagePlace::kLayer;
   // Also on the last stage, where the model's head is tied, no tensor matches tied_head, and some
   // tensor matches tied_when if there is one.
@@ -125,6 +127,9 @@ class RuleSet {
   /// `text` is a rule set, or a job's rules.json that `extends` one of the built-in families (its
   /// rules come first, its facts override). Errors: kInvalidArgument with line and column.
   static Result<std::shared_ptr<const RuleSet>> parse(std::string_view text);
+  /// The same of a text that a user saves now. It may be refused for more: checkpoints and jobs
+  /// keep texts that were taken before.
+  static Result<std::shared_ptr<const RuleSet>> parse_new(std::string_view text);
   /// Of a family that is built in; kNotFound otherwise.
   static Result<std::shared_ptr<const RuleSet>> builtin(std::string_view family);
   /// Names of the built-in families, sorted.
@@ -167,6 +172,8 @@ class RuleSet {
   std::vector<std::string> without_wrappers(std::vector<std::string> names) const;
   /// The name of the weight of which a tensor of this name is such a part; empty: of none.
   static std::string weight_of(std::string_view name, const QuantisedPart& part);
+  /// Whether a component stands between a module and its parameters' names: "base_layer".
+  bool is_adapter_wrapper(std::string_view component) const;
   /// Whether names that differ in their numbers alone may have different rules.
   bool numbers_matter() const { return numbers_matter_; }
   /// Whether the pattern matches, also behind one of the prefixes, or a quantised part's weight.

@@ -16,6 +16,7 @@ constexpr size_t kMaxPrefixes = 64;
 constexpr size_t kMaxPatterns = 4096;
 constexpr size_t kMaxTied = 64;     // rules with 'tied_head': each is held against every tensor
 constexpr size_t kMaxKnownBy = 64;  // patterns: so is each of these
+constexpr size_t kMaxStars = 32;    // keys with a '*': each looks at all of an object's members
 constexpr size_t kMaxQuantisedParts = 64;
 constexpr size_t kMaxProduct = 256;  // characters of "kv_heads*head_dim"
 
@@ -159,7 +160,9 @@ Result<std::shared_ptr<const RuleSet>> RuleSetParser::parse() {
   PTC_TRY(known_by(object));
   PTC_TRY(mtp_layers(object));
   PTC_TRY(rules(object));
-  PTC_TRY(check_facts(object));
+  if (is_new_) {
+    PTC_TRY(check_facts(object));
+  }
   set_->text_ = extended_ ? merged_text(object) : std::string(text_);
   if (set_->text_.size() > JsonLimits().max_bytes) {
     return error({"extends"},
@@ -223,6 +226,9 @@ Result<> RuleSetParser::facts(const json::object& object) {
       set_->fixed_facts_[name] = *number;
     } else if (member.value().is_array()) {
       PTC_TRY(set_->fact_keys_[name], texts(member.value(), path));
+      for (const std::string& key : set_->fact_keys_[name])
+        if (std::count(key.begin(), key.end(), '*') > 1)
+          return error(path, fmt::format("{} has more than one '*'", ptc::quoted(key)));
       set_->fixed_facts_.erase(name);
     } else {
       return error(path, fmt::format("{} must be a whole number, or a list of config.json's keys "
@@ -230,11 +236,16 @@ Result<> RuleSetParser::facts(const json::object& object) {
                                      ptc::quoted(name)));
     }
   }
+  size_t stars = 0;
+  for (const auto& [name, keys] : set_->fact_keys_)
+    for (const std::string& key : keys) stars += key.find('*') != key.npos;
+  if (stars > kMaxStars)
+    return error({"facts"},
+                 fmt::format("{} keys have a '*'; at most {} are allowed", stars, kMaxStars));
   return ok();
 }
 
-/// A number that no rule asks for is a name misspelt. Of a set that extends no other nothing is
-/// said: checkpoints keep such, as they were.
+/// A number that no rule asks for is a name misspelt.
 Result<> RuleSetParser::check_facts(const json::object& object) const {
   const json::value* own = object.if_contains("facts");
   if (!own || !extended_) return ok();
@@ -423,7 +434,7 @@ Result<> RuleSetParser::known_by(const json::object& object) {
   for (const json::value& item : value->get_array()) {
     PTC_TRY(auto name, pattern(item, {"known_by", std::to_string(set_->known_by_.size())}));
     set_->known_by_.push_back(std::move(name));
-    if (set_->known_by_.size() > kMaxKnownBy)
+    if (is_new_ && set_->known_by_.size() > kMaxKnownBy)
       return error({"known_by"}, fmt::format("at most {} names are allowed", kMaxKnownBy));
   }
   return ok();
@@ -464,7 +475,7 @@ Result<> RuleSetParser::rules(const json::object& object) {
   PTC_TRY(check_patterns(""));
   const auto tied = std::count_if(set_->rules_.begin(), set_->rules_.end(),
                                   [](const Rule& rule) { return rule.tied_head.has_value(); });
-  if (tied > static_cast<ptrdiff_t>(kMaxTied))
+  if (is_new_ && tied > static_cast<ptrdiff_t>(kMaxTied))
     return error({"rules"},
                  fmt::format("{} rules have 'tied_head'; at most {} are allowed", tied, kMaxTied));
   if (auto derived = set_->derive_mtp_rules(kMaxPatterns); !derived)
@@ -487,10 +498,10 @@ Result<NamePattern> RuleSetParser::pattern(const json::value& value, const Path&
 Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) const {
   if (!value.is_object()) return error(path, "a rule must be an object");
   const json::object& object = value.get_object();
-  PTC_TRY(known_keys(
-      object, path,
-      {"names", "cut", "expert_axis", "folded_into", "stage", "tied_head", "tied_when", "with_mtp",
-       "not_with", "inputs_first", "buffer", "or_one", "needs_type", "attention", "description"}));
+  PTC_TRY(known_keys(object, path,
+                     {"names", "cut", "expert_axis", "experts_along", "folded_into", "stage",
+                      "tied_head", "tied_when", "with_mtp", "not_with", "inputs_first", "buffer",
+                      "or_one", "needs_type", "attention", "description"}));
   Rule rule;
   PTC_TRY(rule.stage, stage(object, path));
   const json::value* names = object.if_contains("names");
@@ -516,6 +527,10 @@ Result<Rule> RuleSetParser::rule(const json::value& value, const Path& path) con
   if (rule.cut && rule.expert_axis == rule.cut->axis) {
     return error(path / "expert_axis", "'expert_axis' and the cut's 'axis' must differ");
   }
+  PTC_TRY(const auto experts_along, whole(object, "experts_along", path, 0, 7));
+  if (experts_along) rule.experts_along = static_cast<uint32_t>(*experts_along);
+  if (experts_along && (rule.expert_axis || (rule.cut && rule.cut->axis == *experts_along)))
+    return error(path / "experts_along", "'experts_along' is of an axis that nothing cuts");
   PTC_TRY(const auto folded_into, whole(object, "folded_into", path, 0, 6));
   if (folded_into) {
     if (rule.expert_axis != 0)

@@ -17,7 +17,9 @@ class RuleSetParser {
   /// Gives the rule set that another `extends`.
   using Base = std::function<Result<std::shared_ptr<const RuleSet>>(std::string_view family)>;
 
-  RuleSetParser(std::string_view text, Base base) : text_(text), base_(std::move(base)) {}
+  /// `is_new`: RuleSet::parse_new().
+  RuleSetParser(std::string_view text, Base base, bool is_new)
+      : text_(text), base_(std::move(base)), is_new_(is_new) {}
   Result<std::shared_ptr<const RuleSet>> parse();
 
  private:
@@ -57,6 +59,7 @@ class RuleSetParser {
 
   std::string_view text_;
   Base base_;
+  const bool is_new_;
   std::shared_ptr<const RuleSet> extended_;
   std::shared_ptr<RuleSet> set_ = std::make_shared<RuleSet>();
 };

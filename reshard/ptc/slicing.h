@@ -44,12 +44,14 @@ struct ResolvedCut {
     uint64_t heads = 0;  // 0: every element is one
     bool share = false;
     bool split = false;
+    friend bool operator==(const Part&, const Part&) = default;
   };
   uint32_t axis = 0;
   std::vector<Part> parts;
   uint64_t vocab_multiple = 0;   // 0: no vocabulary
   bool pad_single_rank = false;  // vocabulary: padded with tp = 1 too
   uint64_t block = 1;
+  friend bool operator==(const ResolvedCut&, const ResolvedCut&) = default;
 };
 
 /// What tp rank `rank` of `ranks` holds of an axis of `extent`. kInvalidArgument says which length

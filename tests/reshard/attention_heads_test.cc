@@ -188,6 +188,51 @@ TEST(AttentionHeads, WhatContradictsTheTensorsIsRefused) {
   EXPECT_THAT(contradictions(kv_heads), ElementsAre(HasSubstr("(and of 2 more)")));
 }
 
+TEST(AttentionHeads, WhatMayBeTwoThingsIsRefused) {
+  // Without a size of heads: eight of eight elements, or sixteen of four.
+  const Model either = model_of({{8, 2, 8, 8}, {16, 4, 4, 4}}, R"({"model_type": "mimo_v2_flash",
+      "num_attention_heads": 8, "num_key_value_heads": 2, "swa_num_attention_heads": 16,
+      "swa_num_key_value_heads": 4})");
+  EXPECT_THAT(check_error(either, 4), HasSubstr("may be of either"));
+  EXPECT_EQ(check_error(either, 1), "accepted");
+
+  // Of an adapter alone nobody knows whose layer it is.
+  const auto adapter = [&](std::string_view config, std::string_view projection) {
+    const auto rules = RuleSet::builtin("llama").value();
+    const std::string name =
+        fmt::format("base_model.model.model.layers.1.self_attn.{}.lora_B.weight", projection);
+    auto model =
+        Model::bind(rules, rules->facts(config).value(), {{"m", name, DType::kF32, {32, 4}}});
+    return check_error(model.value(), 4);
+  };
+  constexpr std::string_view kGemma = R"({"num_attention_heads": 8, "num_key_value_heads": 8,
+      "num_global_key_value_heads": 2})";
+  EXPECT_THAT(adapter(kGemma, "k_proj"), HasSubstr("some layers have 2 key-value heads"));
+  EXPECT_EQ(adapter(kGemma, "q_proj"), "accepted");
+  EXPECT_EQ(adapter(R"({"num_attention_heads": 8, "num_key_value_heads": 8})", "k_proj"),
+            "accepted");
+}
+
+/// Layers that predict further tokens have no number in some names, and PEFT puts a module between.
+TEST(AttentionHeads, OfNamesWithoutALayer) {
+  std::vector<TensorInfo> tensors = tensors_of({{8, 4, 4, 4}, {8, 4, 4, 4}});
+  for (const auto& [name, rows] : {std::pair("q", 32), {"k", 8}, {"v", 8}})
+    tensors.push_back({"model.safetensors",
+                       fmt::format("mtp_block.0.self_attn.{}_proj.base_layer.weight", name),
+                       DType::kF32,
+                       {static_cast<uint64_t>(rows), kHidden}});
+  tensors.push_back({"model.safetensors",
+                     "mtp_block.0.self_attn.o_proj.base_layer.weight",
+                     DType::kF32,
+                     {kHidden, 32}});
+  const auto rules = RuleSet::builtin("llama").value();
+  const auto model =
+      Model::bind(rules, rules->facts(R"({"num_attention_heads": 8})").value(), tensors).value();
+  const auto part = model.slice(9, {.sizes = {.tp = 4}}, {.tp = 1});
+  ASSERT_TRUE(part.has_value()) << part.error().message();
+  EXPECT_THAT(part.value()->pieces, ElementsAre(Piece{Box{{0, 0}, {4, kHidden}}, {0, 0}}));
+}
+
 TEST(AttentionHeads, RanksThatWroteTheirParts) {
   const Model model = model_of({{8, 2, 6, 4}, {8, 4, 6, 4}}, kMimo);
   const auto inferred = [&](uint32_t tp) {
@@ -205,6 +250,28 @@ TEST(AttentionHeads, RanksThatWroteTheirParts) {
   const auto eight = inferred(8);
   ASSERT_FALSE(eight.has_value());
   EXPECT_THAT(eight.error().message(), HasSubstr("nothing says which of its layers have 2"));
+
+  // What a rank's shapes say, the whole ones must say, too: else nobody could read it again.
+  const Model odd = model_of({{8, 4, 4, 4}, {16, 8, 4, 4}},
+                             R"({"model_type": "llama", "num_attention_heads": 8,
+      "num_key_value_heads": 4})");
+  const LayoutSpec spec{.sizes = {.tp = 4}};
+  std::vector<WrittenRank> ranks;
+  for (uint64_t rank = 0; rank < 4; ++rank) {
+    std::vector<WrittenTensor> tensors;
+    for (const TensorInfo& whole : odd.tensors()) {
+      Shape shape = whole.shape;
+      shape[whole.name.find("o_proj") == whole.name.npos ? 0 : 1] /= 4;
+      tensors.push_back({whole.file, whole.name, whole.dtype, shape});
+    }
+    ranks.push_back({rank, spec.coords(rank), std::move(tensors)});
+  }
+  const auto found = Model::infer(odd.rules_ptr(), odd.facts(), spec, ranks);
+  const Model again = found ? Model::bind(found.value().model.rules_ptr(), odd.facts(),
+                                          found.value().model.tensors())
+                                  .value()
+                            : odd;
+  EXPECT_TRUE(!found || again.check(spec).has_value());
 }
 
 }  // namespace

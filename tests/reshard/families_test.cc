@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "reshard/ptc/model_facts.h"
 #include "tests/support/synthetic_model.h"
 
 namespace ptc {
@@ -445,6 +446,23 @@ TEST(Families, MegatronsGroupedExpertsAreFoldedInFiles) {
       EXPECT_THAT(why_not(unknown, sizes),
                   ::testing::AllOf(::testing::HasSubstr(fc1), ::testing::HasSubstr(why)));
   }
+  // A router has a row for each expert: it tells of a number that would fit, and is wrong.
+  std::vector<TensorInfo> with_router = in_files;
+  with_router.push_back({.file = "model.safetensors",
+                         .name = "decoder.layers.1.mlp.router.weight",
+                         .shape = {8, 16}});
+  const Model wrong = model_of("{" + known + "}", with_router).value();
+  EXPECT_EQ(wrong.tensors()[0].shape, in_files[0].shape);
+  for (const ParallelConfig& sizes : {ParallelConfig{.tp = 2}, ParallelConfig{.ep = 2}})
+    EXPECT_THAT(why_not(wrong, sizes), ::testing::HasSubstr("4 experts, and a router has 8 rows"));
+  EXPECT_THAT(contradictions(wrong),
+              ::testing::ElementsAre("config.json says 4 experts, and there are tensors of 8"));
+  // What was committed as four stays four: no rules make others of its bytes.
+  RuleSet::Facts eight = model.facts();
+  eight.numbers["experts"] = 8;
+  const Model mended = Model::bind(rules, eight, model.tensors()).value();
+  EXPECT_THAT(why_not(mended, {.tp = 2}), ::testing::HasSubstr("was committed as 4 experts"));
+
   // Rules that do not know of the axis of experts would cut others.
   const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "extends": "megatron", "rules": [
       {"names": ["decoder.layers.{layer}.mlp.experts.weight1"], "cut": {"axis": 1}}]})");

@@ -22,7 +22,7 @@ std::shared_ptr<const RuleSet> parse(std::string_view text) {
   return rules ? rules.value() : nullptr;
 }
 std::string parse_error(std::string_view text) {
-  const auto rules = RuleSet::parse(text);
+  const auto rules = RuleSet::parse_new(text);
   if (rules) return "accepted";
   EXPECT_EQ(rules.error().code(), Code::kInvalidArgument);
   return rules.error().message();
@@ -479,6 +479,9 @@ TEST(RuleSet, SaysWhereAndWhatIsWrong) {
     EXPECT_THAT(
         rule_error(fmt::format(R"({{"names": ["a"], "stage": "all", "not_with": {}}})", sizes)),
         HasSubstr("not_with"));
+  EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "experts_along": 1,
+                             "cut": {"axis": 1}})"),
+              HasSubstr("'experts_along' is of an axis that nothing cuts"));
   EXPECT_THAT(rule_error(R"({"names": ["a"], "stage": "all", "attention": "q"})"),
               HasSubstr("'attention' must be \"queries\", \"keys\""));
   EXPECT_THAT(parse_error(R"({"format": "ptc-rules/1", "extends": "llama",
@@ -512,6 +515,8 @@ TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
               HasSubstr("65 rules have 'tied_head'; at most 64"));
   EXPECT_THAT(parse_error(many(begin + "\"known_by\": [", "\"a\"", 65, "]}")),
               HasSubstr("at most 64 names"));
+  EXPECT_THAT(parse_error(many(begin + R"("facts": {"a": [)", R"("x.*.a")", 33, "]}}")),
+              HasSubstr("33 keys have a '*'; at most 32"));
   EXPECT_THAT(
       rule_error(many(R"({"names": ["{layer}"], "cut": {"axis": 0, "heads": ")", "2", 200, "\"}}")),
       HasSubstr("at most 256 characters"));
@@ -519,6 +524,23 @@ TEST(RuleSet, IsNoLargerThanItCanBeUsed) {
   EXPECT_THAT(
       parse_error(many(begin + R"("extends": "llama", "model_types": [)", "\"a\"", 200'000, "]}")),
       HasSubstr("the rule set has"));
+}
+
+/// Checkpoints and jobs keep such, from when nothing refused them.
+TEST(RuleSet, WhatWasTakenBeforeIsReadAgain) {
+  std::string rules, names;
+  for (int i = 0; i < 70; ++i) {
+    rules += fmt::format(R"({{"names": ["w{}.{{layer}}"], "tied_head": "a"}},)", i);
+    names += fmt::format("\"n{}\",", i);
+  }
+  rules.pop_back(), names.pop_back();
+  for (const std::string& text :
+       {fmt::format(R"({{"format": "ptc-rules/1", "rules": [{}]}})", rules),
+        fmt::format(R"({{"format": "ptc-rules/1", "known_by": [{}]}})", names),
+        std::string(R"({"format": "ptc-rules/1", "extends": "llama", "facts": {"kv_head": 8}})")}) {
+    EXPECT_TRUE(RuleSet::parse(text).has_value());
+    EXPECT_FALSE(RuleSet::parse_new(text).has_value());
+  }
 }
 
 TEST(ModelType, OfAConfig) {

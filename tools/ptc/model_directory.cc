@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <regex>
 #include <vector>
 
 #include "reshard/checkpoint/file_format.h"
@@ -16,6 +17,12 @@ namespace ptc::cli {
 namespace {
 
 constexpr uint64_t kMaxConfigBytes = 4 << 20;
+
+/// "model-00001-of-00004.safetensors" is a part of one file.
+std::string file_of_shard(const std::string& name) {
+  static const std::regex kShard("-[0-9]{5}-of-[0-9]{5}(?=\\.)");
+  return std::regex_replace(name, kShard, "");
+}
 
 Result<std::vector<TensorInfo>> tensors_of_file(const std::string& directory,
                                                 const std::string& name) {
@@ -35,7 +42,7 @@ Result<std::vector<TensorInfo>> tensors_of_file(const std::string& directory,
   for (size_t i = 0; i < found.tensors.size(); ++i) {
     if (found.is_other_name(i)) continue;
     TensorInfo& tensor = tensors.emplace_back();
-    tensor.file = name;
+    tensor.file = file_of_shard(name);
     tensor.name = found.tensors[i].name;
     tensor.dtype = found.tensors[i].dtype;
     tensor.shape = found.tensors[i].shape;
@@ -83,7 +90,7 @@ Result<Model> model_of_directory(const std::string& directory,
   else if (text.error().code() != Code::kNotFound) return std::move(text).error();
   std::shared_ptr<const RuleSet> rules;
   if (rules_text) {
-    PTC_TRY(rules, RuleSet::parse(*rules_text));
+    PTC_TRY(rules, RuleSet::parse_new(*rules_text));
   } else {
     rules = RuleSet::choose(config.empty() ? std::nullopt : model_type_of(config), names);
     if (rules == nullptr) rules = RuleSet::none();

@@ -73,7 +73,7 @@ Result<int> run_show(const std::string& family) {
 /// A rules file, offline.
 Result<int> check_file(const std::string& path) {
   PTC_TRY(auto text, read_text_file(AT_FDCWD, path, kMaxRulesBytes));
-  auto rules = RuleSet::parse(text);
+  auto rules = RuleSet::parse_new(text);
   if (!rules) return std::move(rules).error().with_context(path);
   const size_t count = rules.value()->written_rules();
   fmt::print("{}: {}: family {}, {} rule{}\n", path, coloured("good", Colour::kGreen),
