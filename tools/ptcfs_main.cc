@@ -402,10 +402,12 @@ int run(Options& options, Ready ready) {
 
   Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
   tree.set_data_roots(options.data_roots);
+  tree.set_options(options_report(options));
   tree.quotas().set_limits(options.quota_user, options.quota_job);
   JobStoreOptions store_options;
   store_options.directory = place.value().directory;
   store_options.node = options.node;
+  store_options.version = kVersion;
   store_options.scrub = options.scrub;
   store_options.reads_damaged = options.reads_damaged;
   store_options.reserve = options.reserve;

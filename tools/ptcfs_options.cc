@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
@@ -245,6 +247,32 @@ cli::Values values_of(const std::string& type, const cli::Typed&) {
 }
 
 }  // namespace
+
+json::object options_report(const Options& options) {
+  const ClusterOptions& cluster = options.cluster;
+  json::object report{{"mount-point", options.mount.mount_point},
+                      {"allow-other", options.mount.allow_other},
+                      {"patience", options.mount.patience.count() / 1000},
+                      {"reserve", options.reserve.for_good},
+                      {"io-uring", options.mount.io_uring == IoUring::kOff  ? "off"
+                                   : options.mount.io_uring == IoUring::kOn ? "on"
+                                                                            : "auto"}};
+  if (options.place.memory_bytes) report["memory"] = *options.place.memory_bytes;
+  if (options.cache_bytes) report["cache"] = *options.cache_bytes;
+  if (cluster.etcd.endpoints.empty()) return report;
+  report["etcd"] = json::array(cluster.etcd.endpoints.begin(), cluster.etcd.endpoints.end());
+  report["lease"] = cluster.lease.count();
+  const std::pair<const char*, const std::string&> texts[] = {
+      {"cluster", cluster.etcd.cluster},  {"listen", cluster.listen},
+      {"advertise", cluster.advertise},   {"secret", cluster.auth.secret_file},
+      {"tls-ca", cluster.auth.ca_file},   {"tls-cert", cluster.auth.cert_file},
+      {"tls-key", cluster.auth.key_file}, {"etcd-credentials", cluster.etcd.credentials_file},
+      {"etcd-ca", cluster.etcd.ca_file},  {"etcd-cert", cluster.etcd.certificate_file},
+      {"etcd-key", cluster.etcd.key_file}};
+  for (const auto& [name, text] : texts)
+    if (!text.empty()) report[name] = text;
+  return report;
+}
 
 int complain(const Error& error, int status) {
   fmt::print(stderr, "ptcfs: {}\n", error.message());

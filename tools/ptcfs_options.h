@@ -13,6 +13,7 @@
 #include "reshard/job/scrub.h"
 #include "reshard/node/cluster_node.h"
 #include "store/base/error.h"
+#include "store/base/json.h"
 #include "store/image/memory_reserve.h"
 #include "tools/log_format.h"
 
@@ -42,6 +43,10 @@ struct Options {
 /// Fills `options`; or says what there is to say (help, a completion, what is wrong) and returns
 /// the exit status.
 std::optional<int> read_command_line(int argc, char** argv, Options* options);
+
+/// For .ptc/daemon.json: what was given or follows from it, as text, numbers and lists by the
+/// options' names. Files that hold secrets are there by their names.
+json::object options_report(const Options& options);
 
 /// "ptcfs: …" on stderr; returns `status`.
 int complain(const Error& error, int status);

@@ -18,11 +18,9 @@ struct File {
   const char* name;
   std::string (*text)(Tree&);
 };
-constexpr File kFiles[] = {{"version", version_text},
-                           {"nodes.json", nodes_text},
-                           {"stats", stats_text},
-                           {"requests", requests_text},
-                           {"metrics", metrics_text}};
+constexpr File kFiles[] = {{"version", version_text},    {"nodes.json", nodes_text},
+                           {"daemon.json", daemon_text}, {"stats", stats_text},
+                           {"requests", requests_text},  {"metrics", metrics_text}};
 
 struct stat owner() {
   timespec now;

@@ -57,6 +57,10 @@ json::object node_object(const NodeReport& report) {
                                  {"broken_connections", report.numbers->broken_connections},
                                  {"checksum_failures", report.numbers->checksum_failures},
                                  {"retries", report.numbers->retries}};
+  if (!report.numbers->version.empty()) node["version"] = report.numbers->version;
+  if (report.clock)
+    node["clock"] = json::object{{"ahead_seconds", report.clock->ahead_seconds},
+                                 {"within_seconds", report.clock->within_seconds}};
   node["heard_seconds_ago"] = std::round(report.age_seconds * 10) / 10;
   return node;
 }

@@ -1,4 +1,5 @@
-// What a mount says about itself, as the texts of .ptc/: version, nodes.json, stats, requests.
+// What a mount says about itself, as the texts of .ptc/: version, nodes.json, stats, requests,
+// daemon.json.
 #pragma once
 
 #include <boost/json/object.hpp>
@@ -16,6 +17,9 @@ boost::json::object nodes_document(Tree& tree);
 std::string nodes_text(Tree& tree);
 std::string stats_text(Tree& tree);
 std::string requests_text(Tree& tree);
+/// How the daemon was started, what it may have of the machine and has, and what this kernel does
+/// for it: what `ptc doctor` looks at.
+std::string daemon_text(Tree& tree);
 
 /// Of the file system that the store is on; zeros when it does not say.
 struct StoreSpace {

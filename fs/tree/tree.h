@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <boost/json/object.hpp>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -28,6 +29,7 @@
 #include "fs/tree/stats.h"
 #include "fs/tree/whiteouts.h"
 #include "reshard/node/job_store.h"
+#include "store/base/json.h"
 #include "store/base/mutex.h"
 
 namespace ptc {
@@ -71,6 +73,10 @@ class Tree : public JobListener {
   /// Directories below which data sets must lie; before the first job is looked at. None: anywhere.
   void set_data_roots(std::vector<std::string> roots) { data_roots_ = std::move(roots); }
   const std::vector<std::string>& data_roots() const { return data_roots_; }
+  /// How the daemon was started, for .ptc/daemon.json; before anything is mounted. No secrets:
+  /// names of files that have them at most.
+  void set_options(json::object options) { options_ = std::move(options); }
+  const json::object& options() const { return options_; }
   /// `root_dir`: a directory that keeps owner, mode and times of the mount's root.
   Result<> attach(JobStore* store, const std::string& root_dir);
   /// Lets go of every view, so that the store can be closed. After the session has ended.
@@ -129,6 +135,7 @@ class Tree : public JobListener {
   UniqueFd root_fd_;
   FileHandles handles_;
   NodeRef root_;  // set before the mount, gone before the table
+  json::object options_;
   const std::chrono::steady_clock::time_point started_;
   NodeTable table_;
   Passthrough passthrough_;

@@ -12,6 +12,7 @@
 #include "store/base/file.h"
 #include "store/base/json.h"
 #include "store/base/mutex.h"
+#include "store/base/wall_time.h"
 
 namespace ptc {
 namespace {
@@ -30,7 +31,8 @@ constexpr Member kMembers[] = {{"memory_total_bytes", &NodeNumbers::memory_total
                                {"received_bytes", &NodeNumbers::received_bytes},
                                {"broken_connections", &NodeNumbers::broken_connections},
                                {"checksum_failures", &NodeNumbers::checksum_failures},
-                               {"retries", &NodeNumbers::retries}};
+                               {"retries", &NodeNumbers::retries},
+                               {"time_ns", &NodeNumbers::time_ns}};
 
 }  // namespace
 
@@ -43,7 +45,7 @@ void NodeNumbers::add(const PeerNumbers& peer) {
 }
 
 std::string NodeAnswer::to_text() const {
-  json::object text{{"memory_id", numbers.memory_id}}, doing;
+  json::object text{{"memory_id", numbers.memory_id}, {"version", numbers.version}}, doing;
   for (const Member& member : kMembers) text[member.key] = numbers.*member.number;
   for (const auto& [job, progress] : reshards) {
     json::object one = progress.to_json();
@@ -63,8 +65,8 @@ Result<NodeAnswer> NodeAnswer::from_text(std::string_view text) {
     PTC_TRY(auto number, json_uint(object, member.key));
     answer.numbers.*member.number = number.value_or(0);
   }
-  if (const json::value* id = object.if_contains("memory_id"); id != nullptr && id->is_string())
-    answer.numbers.memory_id = std::string(id->get_string());
+  answer.numbers.memory_id = json_text(object, "memory_id");
+  answer.numbers.version = json_text(object, "version");
   const json::value* doing = object.if_contains("reshards");
   if (doing == nullptr || !doing->is_object()) return answer;
   for (const auto& [job, one] : doing->get_object()) {
@@ -79,6 +81,14 @@ std::string memory_id_of(const std::string& directory) {
   struct stat status = {};
   if (boot.has_error() || ::stat(directory.c_str(), &status) != 0) return "";
   return fmt::format("{}:{:x}", boot.value().substr(0, boot.value().find('\n')), status.st_dev);
+}
+
+std::optional<ClockOffset> ClockOffset::of(uint64_t asked_ns, uint64_t said_ns,
+                                           uint64_t answered_ns) {
+  if (said_ns == 0 || answered_ns < asked_ns) return std::nullopt;
+  const double half = static_cast<double>(answered_ns - asked_ns) / 2;
+  const double ahead = static_cast<double>(said_ns) - (static_cast<double>(asked_ns) + half);
+  return ClockOffset{ahead / 1e9, half / 1e9};
 }
 
 NodeReports::~NodeReports() {
@@ -159,14 +169,17 @@ void NodeReports::ask_all(const std::stop_token& stop) {
   }
   std::vector<Cluster::Question> questions;
   for (const std::string& node : nodes) questions.push_back({node, ""});
+  const auto asked = static_cast<uint64_t>(now_ns());
   // Each as soon as it has answered: one that hangs keeps nothing from whoever looks.
   const auto hear = [&](size_t i, const Result<std::string>& answer) -> std::optional<NextCall> {
     if (answer.has_error()) return std::nullopt;
     Result<NodeAnswer> said = NodeAnswer::from_text(answer.value());
     if (said.has_error()) return std::nullopt;
+    const auto clock =
+        ClockOffset::of(asked, said.value().numbers.time_ns, static_cast<uint64_t>(now_ns()));
     MutexLock lock(mutex_);
     for (const std::string& job : decided_) said.value().reshards.erase(job);
-    heard_[nodes[i]] = {std::move(said).value(), std::chrono::steady_clock::now()};
+    heard_[nodes[i]] = {std::move(said).value(), std::chrono::steady_clock::now(), clock};
     return std::nullopt;
   };
   (void)cluster_.ask_all(PeerMethod::kNumbers, questions, stop, {}, hear);

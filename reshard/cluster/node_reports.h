@@ -26,6 +26,8 @@ namespace ptc {
 struct NodeNumbers {
   uint64_t memory_total_bytes = 0, memory_used_bytes = 0;  // of the file system of its store
   std::string memory_id;  // nodes with the same one have that file system together
+  std::string version;    // of its ptcfs; empty: not said
+  uint64_t time_ns = 0;   // of its clock when it said this, since 1970; 0: not said
   // With all other nodes, since its daemon was started.
   uint64_t sent_bytes = 0, received_bytes = 0;
   uint64_t broken_connections = 0, checksum_failures = 0, retries = 0;
@@ -46,6 +48,16 @@ struct NodeAnswer {
   static Result<NodeAnswer> from_text(std::string_view text);
 };
 
+/// How another node's clock goes, as far as its answer tells: it read it at some moment between the
+/// question and the answer.
+struct ClockOffset {
+  double ahead_seconds = 0;   // of this node's; negative: behind
+  double within_seconds = 0;  // it may be so much more or less
+  /// What this node's clock said when it asked, and when it had the answer. nullopt: nothing is
+  /// known, as where this clock was set meanwhile.
+  static std::optional<ClockOffset> of(uint64_t asked_ns, uint64_t said_ns, uint64_t answered_ns);
+};
+
 /// Remembers what the other nodes said last, and asks them again in the background when somebody
 /// looks: a node that is slow or away holds up nobody, what it said is only older. Threads: any.
 class NodeReports {
@@ -56,6 +68,7 @@ class NodeReports {
   struct Heard {
     NodeAnswer answer;
     std::chrono::steady_clock::time_point when;
+    std::optional<ClockOffset> clock = std::nullopt;
   };
   /// By node, of those that are there. Who looks after a while waits for the answers, 0.3 s at
   /// most.
@@ -89,8 +102,9 @@ struct NodeReport {
   int64_t since_ns = 0;        // since the epoch; 0: not known
   uint64_t stored_bytes = 0;   // of checkpoints, that lie there, within reach or not
   bool draining = false;
-  std::optional<NodeNumbers> numbers;  // nullopt: it has said nothing yet, or is away
-  double age_seconds = 0;              // since it said that
+  std::optional<NodeNumbers> numbers;               // nullopt: it has said nothing yet, or is away
+  double age_seconds = 0;                           // since it said that
+  std::optional<ClockOffset> clock = std::nullopt;  // of another node
 };
 
 }  // namespace ptc

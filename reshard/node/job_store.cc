@@ -56,7 +56,7 @@ int64_t lease_ended_ns(const Cluster& cluster) {
 
 struct JobStore::Impl {
   std::string directory;
-  std::string memory_id;  // NodeNumbers
+  std::string memory_id, version;  // NodeNumbers
   std::string node;
   UniqueFd lock_fd;
   JobListener* listener = nullptr;
@@ -192,6 +192,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->directory = options.directory;
   impl->listener = listener;
   impl->node = options.node.empty() ? "localhost" : options.node;
+  impl->version = options.version;
   impl->pieces = options.pieces;
   impl->reads_damaged = options.reads_damaged;
   // A lease that is broken raises SIGIO, which would end the process; see open_for_writing().
@@ -406,6 +407,8 @@ NodeNumbers JobStore::numbers() const {
         space.value().total_bytes - std::min(space.value().total_bytes, space.value().free_bytes);
   }
   numbers.memory_id = impl_->memory_id;
+  numbers.version = impl_->version;
+  numbers.time_ns = static_cast<uint64_t>(now_ns());
   for (const PeerNumbers& peer : traffic()) numbers.add(peer);
   return numbers;
 }
@@ -460,6 +463,7 @@ void JobStore::Impl::add_what_others_say(std::map<std::string, NodeReport>& by_n
     const auto report = by_name.find(name);
     if (report == by_name.end() || std::string_view(report->second.state) != "up") continue;
     report->second.numbers = std::move(heard.answer.numbers);
+    report->second.clock = heard.clock;
     report->second.age_seconds = std::chrono::duration<double>(now - heard.when).count();
   }
 }

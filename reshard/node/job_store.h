@@ -53,6 +53,7 @@ struct ClusterServices {
 struct JobStoreOptions {
   std::string directory;
   std::string node;           // empty: the host's name
+  std::string version;        // of this program, as other nodes are told
   unsigned copy_threads = 0;  // 0: as many as cores
   /// None: a cluster of one, with its metadata in `directory`.
   std::optional<ClusterServices> cluster = std::nullopt;

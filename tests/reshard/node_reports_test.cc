@@ -41,6 +41,8 @@ TEST(NodeAnswerTest, IsReadAsItWasWritten) {
   NodeAnswer answer;
   answer.numbers.memory_total_bytes = 1 << 30;
   answer.numbers.memory_id = "0-1:2";
+  answer.numbers.version = "1.2.3";
+  answer.numbers.time_ns = 1'800'000'000'123'456'789;
   answer.numbers.add({"w1", 1, 2, 3, 4, 5, 6});
   answer.numbers.add({"w2", 10, 20, 30, 40, 50, 60});
   answer.reshards["a \"job\""] = part(1, 2, true);
@@ -50,11 +52,24 @@ TEST(NodeAnswerTest, IsReadAsItWasWritten) {
   EXPECT_EQ(read.value().numbers.received_bytes, 22);
   EXPECT_EQ(read.value().numbers.checksum_failures, 55);
   EXPECT_EQ(read.value().numbers.memory_id, "0-1:2");
+  EXPECT_EQ(read.value().numbers.version, "1.2.3");
+  EXPECT_EQ(read.value().numbers.time_ns, 1'800'000'000'123'456'789);
   EXPECT_TRUE(read.value().reshards.at("a \"job\"").leads);
   for (const char* text :
        {"", "[]", "{\"retries\": -1}", "{\"reshards\": {\"a\": {\"bytes_done\": \"x\"}}}"})
     EXPECT_FALSE(NodeAnswer::from_text(text)) << text;
   EXPECT_TRUE(is_ok(NodeAnswer::from_text("{\"reshards\": 1, \"memory_id\": 3, \"more\": 2}")));
+}
+
+TEST(ClockOffsetTest, IsNoBetterThanTheAnswerWasFast) {
+  const uint64_t second = 1'000'000'000;
+  const auto ahead = ClockOffset::of(100 * second, 107 * second, 104 * second);
+  ASSERT_TRUE(ahead);
+  EXPECT_DOUBLE_EQ(ahead->ahead_seconds, 5);
+  EXPECT_DOUBLE_EQ(ahead->within_seconds, 2);
+  EXPECT_DOUBLE_EQ(ClockOffset::of(100 * second, 90 * second, 100 * second)->ahead_seconds, -10);
+  EXPECT_FALSE(ClockOffset::of(100 * second, 0, 100 * second)) << "an older node says no time";
+  EXPECT_FALSE(ClockOffset::of(100 * second, 100 * second, 90 * second)) << "it was set back";
 }
 
 /// Nodes of which each says how often it was asked; those that hang say nothing until the question
