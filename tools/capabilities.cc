@@ -15,13 +15,7 @@
 namespace ptc {
 namespace {
 
-struct Needed {
-  int capability;
-  const char* name;
-  const char* without;
-};
-// The same as in deploy/ptcfs@.service.in.
-constexpr Needed kNeeded[] = {
+constexpr NeededCapability kNeeded[] = {
     {CAP_SYS_ADMIN, "CAP_SYS_ADMIN",
      "the kernel does not read images by itself, and fusermount3 must mount"},
     {CAP_CHOWN, "CAP_CHOWN", "files cannot be given to who makes them"},
@@ -41,12 +35,14 @@ constexpr int kMostCapabilities = 64;
 
 bool is_needed(int capability) {
   return std::any_of(std::begin(kNeeded), std::end(kNeeded),
-                     [&](const Needed& needed) { return needed.capability == capability; });
+                     [&](const NeededCapability& needed) { return needed.number == capability; });
 }
 
 uint64_t bit(int capability) { return uint64_t{1} << capability; }
 
 }  // namespace
+
+std::span<const NeededCapability> needed_capabilities() { return kNeeded; }
 
 void keep_needed_capabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
@@ -54,9 +50,9 @@ void keep_needed_capabilities() {
   if (::syscall(SYS_capget, &header, data) != 0) return;
   const uint64_t permitted = data[0].permitted | uint64_t{data[1].permitted} << 32;
   uint64_t kept = 0;
-  for (const Needed& needed : kNeeded) {
-    if ((permitted & bit(needed.capability)) != 0) {
-      kept |= bit(needed.capability);
+  for (const NeededCapability& needed : kNeeded) {
+    if (needed.is_in(permitted)) {
+      kept |= bit(needed.number);
     } else if (::geteuid() == 0) {
       spdlog::warn("{} is missing: {}", needed.name, needed.without);
     }

@@ -35,8 +35,9 @@ constexpr const char* kFooter =
     "  ptc verify llama                          read it all and compare checksums\n"
     "\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage, 3 not all could be checked\n"
-    "(verify), 4 drained, but for what is in no checkpoint (drain), 124 timed out\n"
-    "(wait), 130 interrupted (spase: the best so far is printed).\n"
+    "(verify), 4 drained, but for what is in no checkpoint (drain), 5 nothing fails,\n"
+    "but there are warnings (doctor), 124 timed out (wait), 130 interrupted (spase:\n"
+    "the best so far is printed).\n"
     "\"ptc COMMAND --help\" tells more, and so does ptc(1). Everything also works with\n"
     "cp, mv, cat, an editor and rm.";
 
@@ -83,6 +84,7 @@ int run(int argc, char** argv) {
   add_pin(app, context);
   add_rm(app, context);
   add_drain(app, context);
+  add_doctor(app, context);
   add_recover(app, context);
   add_profile(app, context);
   add_spase(app, context);

@@ -18,6 +18,7 @@ enum ExitCode : int {
   kUsage = 2,
   kNotChecked = 3,
   kLeft = 4,
+  kWarned = 5,
   kTimedOut = 124,
   kInterrupted = 130
 };
@@ -53,6 +54,7 @@ void add_verify(CLI::App& app, Context& context);
 void add_rm(CLI::App& app, Context& context);
 void add_pin(CLI::App& app, Context& context);
 void add_drain(CLI::App& app, Context& context);
+void add_doctor(CLI::App& app, Context& context);
 void add_recover(CLI::App& app, Context& context);
 void add_rules(CLI::App& app, Context& context);
 void add_top(CLI::App& app, Context& context);

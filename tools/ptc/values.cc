@@ -82,7 +82,7 @@ Values values_in_mount(const std::string& type, const Typed& typed) {
   const std::string mount_option = option == typed.options.end() ? "" : option->second;
   if (type == "MODEL") return {models(typed.positionals), kNothing};
   if (type == "FILE") return {{}, kFiles};
-  if (type == "DIR" || type == "DEST") return {{}, kDirectories};
+  if (type == "DIR" || type == "DEST" || type == "MOUNTPOINT") return {{}, kDirectories};
   if (type == "LAYOUT") {
     std::vector<std::string> found = layouts(mount_option, typed.positionals);
     const std::vector<std::string> served = served_layouts();
