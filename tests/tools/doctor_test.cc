@@ -89,7 +89,9 @@ void expect(const Finding& finding, Level level, const std::string& found,
   EXPECT_THAT(finding.found, HasSubstr(found));
   EXPECT_THAT(finding.advice, HasSubstr(advice));
   EXPECT_THAT(finding.found, Not(IsEmpty()));
-  if (level != Level::kOk) EXPECT_THAT(finding.advice, Not(IsEmpty())) << finding.found;
+  if (level != Level::kOk) {
+    EXPECT_THAT(finding.advice, Not(IsEmpty())) << finding.found;
+  }
 }
 
 TEST(Doctor, SaysNothingWhereAllIsWell) {
