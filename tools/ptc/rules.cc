@@ -276,7 +276,7 @@ Result<int> run_suggest(const Context& context, const RulesOptions& options) {
     NamedShape& parameter = parameters.emplace_back();
     parameter.names = text_field(tensor, "names");
     for (const json::value& extent : array_field(tensor, "shape"))
-      parameter.shape.push_back(whole_number(extent).value_or(0));
+      parameter.shape.push_back(ptc::whole_number(extent).value_or(0));
   }
   PTC_TRY(const auto hints, hints_of(context, options));
   const SuggestedRules suggested = suggested_rules(parameters, hints);
