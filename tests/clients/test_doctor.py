@@ -256,7 +256,7 @@ class Cluster(Findings):
         self.expect(found, "versions", "ok", "on all nodes that answer")
         self.assertRegex(found["etcd"]["found"], self.etcd.url + r": etcd [\d.]+ answers in [\d.]+ ms, its database has")
         for check in ("--tls-ca", "--tls-cert", "--etcd-ca", self.etcd.url):
-            self.expect(found, check, "ok", "hours)")  # all made for two days
+            self.expect(found, check, "ok", "is good until")
         told = mount.read_text(self.nodes[0].path + "/.ptc/daemon.json")
         self.assertIn(self.secret, told)
         self.assertNotIn("f00d", told)
