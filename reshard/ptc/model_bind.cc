@@ -233,8 +233,10 @@ void Model::Binder::count_heads() {
                        const QuantisedPart* part) {
     const TensorInfo& info = model_.tensors_[tensor];
     const bool output = rule.attention == AttentionPart::kOutput;
-    // Where words have several elements nothing of a weight is as long as its inputs.
-    if (info.shape.size() != 2 || (part != nullptr && output)) return;
+    // Where words have several elements nothing of a weight is as long as its inputs. Bytes with
+    // two of four bits may have the weight's own name.
+    const bool words = part != nullptr || info.dtype == DType::kU8 || info.dtype == DType::kI8;
+    if (info.shape.size() != 2 || (output && words)) return;
     const bool in_out = part != nullptr && part->axes == QuantisedPart::Axes::kInOut;
     if (part != nullptr && !in_out && part->axes != QuantisedPart::Axes::kWeight) return;
     Layer& layer = layers[attention_of(tensor, name)];

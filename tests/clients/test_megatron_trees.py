@@ -1122,7 +1122,7 @@ class Refused(Trees):
         self.refuse("cut-otherwise", "expert_tensor_parallel_size 1", tp=2, pp=1, ep=2, model=model, expert_tensor_parallel_size=1)
 
         folded = Model(experts=4, grouped="folded")
-        for name, number, why in (("folded-other", 10, "axis 1 of [16, 96] does not hold 10 experts"),
+        for name, number, why in (("folded-other", 10, "config.json says 10 experts, and a router has 4 rows"),
                                   ("folded-unknown", None, "nobody says how many experts")):
             self.refuse(name, ("experts.weight1", why), tp=1, pp=1, ep=2, model=folded, num_experts=number)
 

@@ -167,6 +167,23 @@ TEST(AttentionHeads, QuantisedWeights) {
   EXPECT_THAT(part.value()->pieces, ElementsAre(Piece{Box{{0, 1}, {64, 1}}, {0, 0}}));
 }
 
+/// Two elements in a byte, under the weight's own name: half as many columns as there are inputs.
+TEST(AttentionHeads, BytesWithTwoElements) {
+  std::vector<TensorInfo> tensors = tensors_of({{8, 2, 4, 4}});
+  for (TensorInfo& tensor : tensors) {
+    tensor.dtype = DType::kU8;
+    tensor.shape[1] /= 2;
+  }
+  const auto rules = RuleSet::builtin("llama").value();
+  for (const std::string_view config :
+       {R"({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4})",
+        R"({"num_attention_heads": 8})"}) {
+    const auto model = Model::bind(rules, rules->facts(config).value(), tensors).value();
+    EXPECT_EQ(check_error(model, 4), "accepted");
+    EXPECT_THAT(heads_of_ranks(model, 4, 0, "k_proj", 4), ElementsAre(0, 0, 1, 1));
+  }
+}
+
 TEST(AttentionHeads, WhatContradictsTheTensorsIsRefused) {
   const Model heads = model_of({{8, 2, 4, 4}}, R"({"model_type": "llama", "head_dim": 4,
       "num_attention_heads": 16, "num_key_value_heads": 2})");
