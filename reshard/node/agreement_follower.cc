@@ -138,7 +138,7 @@ std::string AgreementFollower::behind() const {
   const std::shared_ptr<const MetaLease> lease = cluster_.lease();
   MutexLock lock(mutex_);
   if (!not_synced_.empty()) return not_synced_;
-  return synced_lease_ == lease ? "" : "not read yet since this node has joined";
+  return synced_lease_.lock() == lease ? "" : "not read yet since this node has joined";
 }
 
 void AgreementFollower::follow(std::stop_token stop) {
@@ -169,7 +169,7 @@ void AgreementFollower::follow(std::stop_token stop) {
     }
     if (!wanted) continue;
     std::vector<std::string> alive = cluster_.alive();
-    std::shared_ptr<const MetaLease> lease = cluster_.lease();
+    std::weak_ptr<const MetaLease> lease = cluster_.lease();
     const Result<TakenOver> taken_over = take_over();
     const Error* error = nullptr;
     bool may_come = true;  // soon

@@ -167,7 +167,8 @@ class AgreementFollower final : public Follower {
   uint64_t syncs_wanted_ PTC_GUARDED_BY(mutex_) = 0, syncs_done_ PTC_GUARDED_BY(mutex_) = 0;
   std::vector<std::string> synced_alive_
       PTC_GUARDED_BY(mutex_);  // nodes, when the last sync began that was done
-  std::shared_ptr<const MetaLease> synced_lease_ PTC_GUARDED_BY(mutex_);  // the own one, then
+  /// The own one, then. Who leaves gives it up by letting go of it: nobody else holds it.
+  std::weak_ptr<const MetaLease> synced_lease_ PTC_GUARDED_BY(mutex_);
   std::string not_synced_ PTC_GUARDED_BY(mutex_);  // why the last sync failed; empty: it did not
   std::chrono::steady_clock::time_point next_catch_up_ PTC_GUARDED_BY(mutex_);
   std::vector<MetaEntry> put_meanwhile_
