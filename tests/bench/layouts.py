@@ -26,7 +26,8 @@ LAYOUTS = ("tp8-pp4-dp1-ep16", "tp4-pp2-dp1-ep8", "tp2-pp1-dp1-ep32", "tp8-pp1-d
            "tp2-pp1-dp1", "tp1-pp1-dp8-fsdp")  # of these two each rank has a part of every tensor
 REPLICAS = "tp1-pp1-dp4096"  # of one state
 STATES = "tp8-pp4-dp1-ep16"  # 512 ranks, each of a state of its own
-ONE_AFTER_ANOTHER = [f"tp{tp}-pp1-dp{dp}-fsdp" for tp in (1, 2, 4) for dp in range(2, 52)]
+ONE_AFTER_ANOTHER = [f"tp{tp}-pp1-dp{dp}-fsdp" for tp, most in ((1, 52), (2, 28)) for dp in range(2, most + 1)]
+ONE_AFTER_ANOTHER += [f"tp{tp}-pp{pp}-dp1-ep{ep}" for tp in (1, 2, 4, 8) for pp in (1, 2, 4) for ep in (2, 4, 8, 16, 32, 64)]
 
 
 def deepseek():
