@@ -17,7 +17,8 @@ namespace ptc {
 class FileSetSource;
 
 /// Knows which sets are held now, so that of all that is computed when somebody looks, what nobody
-/// has looked at for half a minute takes no memory, and all together a bounded one. Threads: any.
+/// has looked at for half a minute takes no memory, and all together a bounded one, as far as they
+/// say what they take (FileSet::memory_bytes). Threads: any.
 class RecentSets {
  public:
   void note(std::weak_ptr<FileSetSource> source, uint64_t memory_bytes);
