@@ -398,11 +398,16 @@ Result<FileLayoutRef> Checkpoint::lay_out(const std::string& path,
     if (model->keeps_name(tensor, spec)) return model->tensors()[tensor].name;
     return local_names.emplace_back(model->local_name(tensor, spec, state.pp));
   };
+  const bool in_known_order = names == nullptr && model->keeps_names(spec);
   std::vector<NewArray> arrays;
   arrays.reserve(held.size());
-  for (size_t i = 0; i < held.size(); ++i)
-    arrays.push_back(
-        {name_of(i), model->tensors()[held[i].tensor].dtype, held[i].part->local_shape, i});
+  for (size_t i = 0; i < held.size(); ++i) {
+    const TensorInfo& tensor = model->tensors()[held[i].tensor];
+    NewArray& array =
+        arrays.emplace_back(in_known_order ? std::string_view(tensor.name) : name_of(i),
+                            tensor.dtype, &held[i].part->local_shape, i);
+    if (in_known_order) array.place = facts_->name_places()[held[i].tensor];
+  }
   std::vector<FileOutline> like;
   std::vector<NewArgument> arguments;
   if (keeps_values(path)) {
@@ -421,19 +426,21 @@ Result<FileLayoutRef> Checkpoint::shared_layout(const std::string& path,
                                                 const LayoutSpec& spec,
                                                 const StateCoords& state) const {
   PTC_TRY(const auto model, model_under(spec));
-  std::string arrays;
-  arrays.reserve(held.size() * sizeof(uint64_t) * 4);
-  const auto add = [&](uint64_t number) {
-    arrays.append(reinterpret_cast<const char*>(&number), sizeof number);
-  };
-  bool keep_names = true;
+  std::vector<uint64_t> arrays;
+  arrays.reserve(held.size() * 3);
+  const bool keep_names = model->keeps_names(spec) ||
+                          std::all_of(held.begin(), held.end(), [&](const Model::Held& part) {
+                            return model->keeps_name(part.tensor, spec);
+                          });
   for (const Model::Held& part : held) {
     const Shape& shape = part.part->local_shape;
-    add(uint64_t{part.tensor} << 8 | shape.size());
-    for (const uint64_t extent : shape) add(extent);
-    keep_names = keep_names && model->keeps_name(part.tensor, spec);
+    arrays.push_back(uint64_t{part.tensor} << 8 | shape.size());
+    arrays.insert(arrays.end(), shape.begin(), shape.end());
   }
-  ResultKey of_arrays = key("file layout").add(path).add(arrays);
+  ResultKey of_arrays =
+      key("file layout")
+          .add(path)
+          .add({reinterpret_cast<const char*>(arrays.data()), arrays.size() * sizeof(uint64_t)});
   if (!keep_names) of_arrays.add(key_text(spec)).add(state.pp);
   return results_->get<FileLayout>(of_arrays,
                                    [&] { return lay_out(path, held, spec, state, nullptr); });
@@ -466,9 +473,11 @@ Result<StateFile> Checkpoint::compose(const std::string& path, std::vector<Model
 
 uint32_t Checkpoint::owner_of(const Model& model, const LayoutSpec& spec, StateCoords state,
                               const std::vector<Model::Held>& held) {
-  const bool cut = std::any_of(held.begin(), held.end(), [&](const Model::Held& part) {
+  const auto is_cut = [&](const Model::Held& part) {
     return model.is_cut_over_dp(part.tensor, spec);
-  });
+  };
+  const bool cut =
+      spec.optimizer != OptimizerCut::kReplicated && std::any_of(held.begin(), held.end(), is_cut);
   if (!cut) state.dp = 0;
   return state_index(spec, state);
 }
@@ -545,16 +554,20 @@ Result<std::vector<StateFile>> Checkpoint::make_state_files(const OfSpec& of_spe
   }
   PTC_TRY(auto held, of_spec.holdings.of(state));
   std::map<std::string, std::vector<Model::Held>> groups;
-  const std::string* last_file = nullptr;  // of many arrays: as a rule the next is of it, too
-  std::vector<Model::Held>* of_last = nullptr;
+  struct Group {
+    bool is_known = false;
+    std::vector<Model::Held>* parts = nullptr;  // null: of a file that is done
+  };
+  std::vector<Group> of_file(of_spec.model->files());
   for (Model::Held& part : held) {
-    const std::string& file = of_spec.model->tensors()[part.tensor].file;
-    if (last_file == nullptr || file != *last_file) {
+    Group& group = of_file[of_spec.model->file_number(part.tensor)];
+    if (!group.is_known) {
       std::string path = file_of(*of_spec.model, part.tensor, spec, state);
-      of_last = done.contains(path) ? nullptr : &groups[std::move(path)];
-      last_file = is_one_array(file) ? nullptr : &file;
+      group.parts = done.contains(path) ? nullptr : &groups[std::move(path)];
+      // What is one array has a path of its own.
+      group.is_known = !is_one_array(of_spec.model->tensors()[part.tensor].file);
     }
-    if (of_last != nullptr) of_last->push_back(std::move(part));
+    if (group.parts != nullptr) group.parts->push_back(std::move(part));
   }
   for (auto& [path, parts] : groups) {
     const uint32_t owner = owner_of(*of_spec.model, spec, state, parts);

@@ -12,6 +12,7 @@
 #include "reshard/ptc/model_bind.h"
 #include "store/base/json.h"
 #include "store/base/wall_time.h"
+#include "store/codec/name_order.h"
 #include "store/codec/tensor_path.h"
 
 namespace ptc {
@@ -156,6 +157,16 @@ void CheckpointFacts::find_zero_uncut() {
 const std::string& CheckpointFacts::meta_json() const {
   std::call_once(meta_made_, [&] { meta_json_ = make_meta_json(); });
   return meta_json_;
+}
+
+const std::vector<uint32_t>& CheckpointFacts::name_places() const {
+  std::call_once(places_made_, [&] {
+    std::vector<std::string_view> names;
+    names.reserve(manifest.model->tensors().size());
+    for (const TensorInfo& tensor : manifest.model->tensors()) names.push_back(tensor.name);
+    name_places_ = places_by_name(names);
+  });
+  return name_places_;
 }
 
 std::string CheckpointFacts::make_meta_json() const {

@@ -70,6 +70,10 @@ class CheckpointFacts {
   /// meta.json, made when it is first asked for.
   const std::string& meta_json() const;
 
+  /// By tensor: its name's place in the order of all names (store/codec/name_order.h), made when it
+  /// is first asked for. A layout's files have their names in this order, and need not sort them.
+  const std::vector<uint32_t>& name_places() const;
+
  private:
   template <class GiveManifest>
   static Result<std::shared_ptr<const CheckpointFacts>> get(std::string_view text,
@@ -85,6 +89,8 @@ class CheckpointFacts {
   ReadRights rights_of_all_;
   mutable std::once_flag meta_made_;
   mutable std::string meta_json_;
+  mutable std::once_flag places_made_;
+  mutable std::vector<uint32_t> name_places_;
 };
 
 }  // namespace ptc

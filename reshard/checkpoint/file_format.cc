@@ -50,7 +50,8 @@ class SafetensorsFormat final : public FileFormat {
                              std::span<const NewArgument>) const override {
     std::vector<SafetensorsArray> all;
     all.reserve(arrays.size());
-    for (const NewArray& array : arrays) all.push_back({array.name, array.dtype, &array.shape});
+    for (const NewArray& array : arrays)
+      all.push_back({array.name, array.dtype, array.shape, array.place});
     PTC_TRY(auto made, lay_out_safetensors(all, {{"format", "pt"}}));
     FileLayout layout;
     layout.literals = std::move(made.header);
@@ -87,8 +88,8 @@ class NpyFormat final : public FileFormat {
                              std::span<const NewArgument>) const override {
     if (arrays.size() != 1)
       return make_error(Code::kInternal, "an .npy would have to hold {} tensors", arrays.size());
-    std::string header = write_npy_header(arrays[0].dtype, arrays[0].shape);
-    PTC_TRY(auto bytes, array_bytes(arrays[0].shape, arrays[0].dtype));
+    std::string header = write_npy_header(arrays[0].dtype, *arrays[0].shape);
+    PTC_TRY(auto bytes, array_bytes(*arrays[0].shape, arrays[0].dtype));
     FileLayout layout;
     layout.offsets.push_back(header.size());
     layout.bytes = header.size() + bytes;

@@ -50,12 +50,13 @@ struct FileOutline {
   uint64_t file_bytes = 0;
 };
 
-/// An array that a new file shall have.
+/// An array that a new file shall have. Name and shape outlive it.
 struct NewArray {
-  std::string_view name;  // outlives it
+  std::string_view name;
   DType dtype = DType::kF32;
-  Shape shape;
+  const Shape* shape = nullptr;
   uint64_t content = 0;  // two of equal number have equal bytes
+  uint32_t place = SafetensorsArray::kUnknown;
 };
 
 /// What the `args` of a file of Megatron's shall say.

@@ -435,12 +435,12 @@ Result<NewState> new_state(std::span<const NewArray> arrays, const Description& 
       return invalid_argument("no file that was written says of what type {} is", quoted(names[i]));
     for (size_t k = 0; k < keys; ++k) {
       const uint32_t array = by_name[i * keys + k], of_first = by_name[i * keys];
-      if (array == kNone || of_first == kNone || arrays[array].shape != arrays[of_first].shape)
+      if (array == kNone || of_first == kNone || *arrays[array].shape != *arrays[of_first].shape)
         return invalid_argument("{} is not all there, or not all of one shape",
                                 quoted(state_name("*", names[i])));
       state.arrays.push_back(array);
     }
-    state.parameters.push_back({std::string(names[i]), *type, arrays[by_name[i * keys]].shape});
+    state.parameters.push_back({std::string(names[i]), *type, *arrays[by_name[i * keys]].shape});
   }
   return state;
 }

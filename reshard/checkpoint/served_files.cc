@@ -137,7 +137,7 @@ Result<ImageLayout> Checkpoint::served_file(const Served& served, uint32_t worke
   PTC_TRY(auto arrays, served_arrays(served.model, worker));
   std::vector<NewArray> wanted;
   wanted.reserve(arrays.size());
-  for (const ServedArray& array : arrays) wanted.push_back({array.name, array.dtype, array.shape});
+  for (const ServedArray& array : arrays) wanted.push_back({array.name, array.dtype, &array.shape});
   PTC_TRY(auto file, safetensors_format().lay_out(wanted, {}));
   std::vector<ArraySlot> slots;
   std::vector<Literals::Piece> constants;

@@ -77,7 +77,7 @@ Result<FileLayout> lay_out_like(const WrittenTorchFile& like, std::span<const Ne
     wanted[i].plain = true;
     if (number[i] == TorchTensor::kNone) continue;  // its rank's own
     const NewArray& array = arrays[number[i]];
-    wanted[i].shape = array.shape;
+    wanted[i].shape = *array.shape;
     const uint32_t same = wanted[i].same_as;
     if (same != TorchTensor::kNone &&
         (number[same] == TorchTensor::kNone || arrays[number[same]].content != array.content))

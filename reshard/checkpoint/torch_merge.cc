@@ -298,7 +298,7 @@ class TorchMerge {
   Result<> place_state() {
     std::vector<MegatronArray> arrays;
     for (const uint32_t i : order_)
-      arrays.push_back({arrays_[i].name, arrays_[i].dtype, arrays_[i].shape});
+      arrays.push_back({arrays_[i].name, arrays_[i].dtype, *arrays_[i].shape});
     PTC_TRY(auto places, optimizer_->places(arrays));
     // Values are in that order, too.
     for (size_t v = 0; v < array_.size(); ++v)
@@ -465,7 +465,7 @@ class TorchMerge {
   void place(std::vector<TorchStep> path, uint32_t array) {
     TorchPathValue value{std::move(path)};
     value.dtype = arrays_[array].dtype;
-    value.shape = arrays_[array].shape;
+    value.shape = *arrays_[array].shape;
     values_.push_back(std::move(value));
     array_.push_back(array);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/serialize.hpp>
 #include <map>
+#include <numeric>
 #include <set>
 #include <unordered_set>
 
@@ -305,16 +306,16 @@ Result<> Model::check(const LayoutSpec& spec) const {
   if (sizes.pp > 1) {
     PTC_TRY(stage_boundaries(spec, layers_));
   }
-  for (uint32_t tensor = 0; tensor < tensors_.size() && sizes.etp != 0; ++tensor)
-    if (tensors_[tensor].by_stage)
+  // Those of one kind are cut alike, or refused alike: the first is looked at, and named.
+  for (const uint32_t tensor : first_of_kind_)
+    if (sizes.etp != 0 && tensors_[tensor].by_stage)
       return invalid_argument(
           "{} is of Megatron-LM's own files, in which experts are cut by tp, and not by an 'etp' "
           "of their own",
           tensors_[tensor].name);
-  for (const Bound& bound : bound_) {
-    if (!covered(bound) && needs_rules(spec)) return uncovered_error();
-  }
-  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+  for (const uint32_t tensor : first_of_kind_)
+    if (!covered(bound_[tensor]) && needs_rules(spec)) return uncovered_error();
+  for (const uint32_t tensor : first_of_kind_) {
     PTC_TRY(check_not_with(tensor, spec));
   }
   for (const uint32_t tensor : first_of_kind_) {
@@ -523,10 +524,17 @@ Model::Holdings::Holdings(const Model& model, LayoutSpec spec)
       of_experts_(size_t{spec_.sizes.pp} * spec_.sizes.ep) {
   const ParallelConfig& sizes = spec_.sizes;
   const std::set<uint32_t> named{spec_.embedding_stage(), spec_.head_stage(), spec_.mtp_stage()};
+  // What cannot be cut is said of the first state.
+  all_ = needs_rules(spec_) &&
+         std::any_of(model_.first_of_kind_.begin(), model_.first_of_kind_.end(),
+                     [&](uint32_t tensor) { return !model_.covered(model_.bound_[tensor]); });
+  if (sizes.pp == 1 && sizes.ep == 1) {
+    everywhere_.resize(model_.tensors_.size());
+    std::iota(everywhere_.begin(), everywhere_.end(), 0);
+    return;
+  }
   for (uint32_t tensor = 0; tensor < model_.tensors_.size(); ++tensor) {
     const Bound& bound = model_.bound_[tensor];
-    // What cannot be cut is said of the first state.
-    all_ = all_ || (!model_.covered(bound) && needs_rules(spec_));
     const bool one_ep = bound.name.expert && sizes.ep > 1 && model_.experts_ % sizes.ep == 0;
     const uint32_t ep = one_ep ? *bound.name.expert / (model_.experts_ / sizes.ep) : 0;
     auto add = [&](uint32_t stage) {
@@ -573,17 +581,22 @@ Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
 
 Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) const {
   if (all_) return model_.hold(spec_, state);
-  std::vector<uint32_t> tensors = everywhere_;
+  std::vector<uint32_t> merged;
+  const std::vector<uint32_t>* all = &everywhere_;
   for (const std::vector<uint32_t>* more :
        {&of_stage_[state.pp], &of_experts_[state.pp * spec_.sizes.ep + state.ep]}) {
+    if (more->empty()) continue;
+    if (merged.empty()) merged = *all;
+    std::vector<uint32_t>& tensors = merged;
+    all = &merged;
     const auto middle = static_cast<ptrdiff_t>(tensors.size());
     tensors.insert(tensors.end(), more->begin(), more->end());
     std::inplace_merge(tensors.begin(), tensors.begin() + middle, tensors.end());
   }
   std::vector<Held> held;
-  held.reserve(tensors.size());
+  held.reserve(all->size());
   std::vector<const Held*> of_kind(model_.first_of_kind_.size());  // the first of each, in `held`
-  for (const uint32_t tensor : tensors) {
+  for (const uint32_t tensor : *all) {
     const Held*& known = of_kind[model_.kind_[tensor]];
     if (known != nullptr) {
       held.push_back({tensor, known->part});

@@ -130,6 +130,9 @@ class Model {
   std::shared_ptr<const RuleSet> rules_ptr() const { return rules_; }
   const RuleSet::Facts& facts() const { return facts_; }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  /// TensorInfo::file as a number: the same for those with the same, from 0 on.
+  uint32_t file_number(uint32_t tensor) const { return file_number_[tensor]; }
+  uint32_t files() const { return files_; }
   uint32_t layers() const { return layers_; }  // for pipeline stages
 
   /// True for parameters and buffers; false for what follows a parameter (optimizer state).
@@ -200,6 +203,10 @@ class Model {
   /// Whether the tensor's name is its own in the files of all stages.
   bool keeps_name(uint32_t tensor, const LayoutSpec& spec) const {
     return (spec.naming == Naming::kGlobal && !tensors_[tensor].by_stage) || !bound_[tensor].rule;
+  }
+  /// Whether those of all tensors are.
+  bool keeps_names(const LayoutSpec& spec) const {
+    return spec.naming == Naming::kGlobal && !any_by_stage_;
   }
   /// The tensor's name in the files of a stage.
   std::string local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const;
@@ -284,6 +291,7 @@ class Model {
   Error uncovered_error() const;
   /// Of whole tensors: after their shapes change, again.
   void find_kinds();
+  void number_files();
 
   std::shared_ptr<const RuleSet> rules_;
   RuleSet::Facts facts_;
@@ -293,6 +301,9 @@ class Model {
   std::shared_ptr<const std::vector<RuleCut>> cuts_;
   std::vector<uint32_t> kind_;           // by tensor: of one kind are those that are cut alike
   std::vector<uint32_t> first_of_kind_;  // the first tensor of each
+  std::vector<uint32_t> file_number_;    // by tensor
+  uint32_t files_ = 0;
+  bool any_by_stage_ = false;
   uint32_t layers_ = 0;
   uint32_t experts_ = 0;        // per-expert tensors: number of experts
   uint64_t experts_along_ = 0;  // by Rule::experts_along; 0: no tensor says it

@@ -174,6 +174,7 @@ Result<> Model::Binder::bind() {
   count_layers_and_experts();
   model_.cuts_ = std::make_shared<const std::vector<RuleCut>>(std::move(cuts_));
   model_.find_kinds();
+  model_.number_files();
   return ok();
 }
 
@@ -556,7 +557,8 @@ void Model::find_kinds() {
       add(tp_axis(tensor).has_value());
     }
     add(bound.one_element | is_parameter(tensor) << 1 | bound.scales << 2 |
-        tensors_[tensor].whole_on_dp << 3 | bound.name.expert.has_value() << 4);
+        tensors_[tensor].whole_on_dp << 3 | bound.name.expert.has_value() << 4 |
+        tensors_[tensor].by_stage << 5 | bound.tied_copy << 6 | bound.mtp_copy << 7);
     add(tensors_[tensor].folded_into.value_or(kNone));
     for (const uint32_t one : {tensor, bound.scales ? bound.follows : tensor}) {
       const TensorInfo& info = tensors_[one];
@@ -572,6 +574,20 @@ void Model::find_kinds() {
     if (is_new) first_of_kind_.push_back(tensor);
     kind_.push_back(kind->second);
   }
+}
+
+void Model::number_files() {
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  file_number_.clear();
+  file_number_.reserve(tensors_.size());
+  for (const TensorInfo& tensor : tensors_) {
+    any_by_stage_ = any_by_stage_ || tensor.by_stage;
+    const bool as_last = &tensor != &tensors_.front() && (&tensor)[-1].file == tensor.file;
+    file_number_.push_back(as_last
+                               ? file_number_.back()
+                               : numbers.try_emplace(tensor.file, numbers.size()).first->second);
+  }
+  files_ = static_cast<uint32_t>(numbers.size());
 }
 
 }  // namespace ptc

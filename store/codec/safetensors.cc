@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "store/base/json.h"
+#include "store/codec/name_order.h"
 #include "store/codec/safetensors_json.h"
 
 namespace ptc {
@@ -54,12 +55,33 @@ size_t writer_rank(DType dtype) {
                              kWriterOrder.begin());
 }
 
+/// Whether each byte stands for itself in a JSON string: none is a control character, a quote, a
+/// backslash, or beyond 7 bits. Looks at eight at a time.
+bool stands_for_itself(std::string_view text) {
+  constexpr uint64_t kEach = 0x0101010101010101, kHigh = 0x80 * kEach;
+  const auto any_is = [](uint64_t bytes, uint64_t c) {
+    const uint64_t differs = bytes ^ c * kEach;
+    return (differs - kEach) & ~differs;
+  };
+  const auto odd_ones = [&](uint64_t bytes) {
+    const uint64_t control = (bytes - ' ' * kEach) & ~bytes;
+    const uint64_t high = bytes | (bytes + kEach);  // 0x7f, too
+    return (control | high | any_is(bytes, '"') | any_is(bytes, '\\')) & kHigh;
+  };
+  uint64_t odd = 0;
+  for (; text.size() >= sizeof odd; text.remove_prefix(sizeof odd)) {
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, text.data(), sizeof bytes);
+    odd |= odd_ones(bytes);
+  }
+  uint64_t rest = 'a' * kEach;
+  if (!text.empty()) std::memcpy(&rest, text.data(), text.size());
+  return (odd | odd_ones(rest)) == 0;
+}
+
 /// Appends `text` as a JSON string; not UTF-8 is kInvalidArgument.
 Result<> append_json_string(std::string& to, std::string_view text) {
-  const auto stands_for_itself = [](char c) {
-    return c >= ' ' && c < '\x7f' && c != '"' && c != '\\';
-  };
-  if (std::all_of(text.begin(), text.end(), stands_for_itself)) {
+  if (stands_for_itself(text)) {
     to.append(1, '"').append(text).append(1, '"');
     return ok();
   }
@@ -72,100 +94,84 @@ Result<> append_json_string(std::string& to, std::string_view text) {
   return ok();
 }
 
+/// The same of an array's name.
+Result<> append_name(std::string& to, std::string_view name) {
+  if (stands_for_itself(name) && name != kMetadataKey) {
+    to.append(1, '"').append(name).append(1, '"');
+    return ok();
+  }
+  if (name == kMetadataKey)
+    return invalid_argument("no tensor can be named __metadata__ in a safetensors file");
+  if (name.find('\0') != std::string_view::npos)
+    return invalid_argument("the tensor name {} has a NUL", quoted(name));
+  return append_json_string(to, name);
+}
+
 void append_number(std::string& to, uint64_t number) {
   const fmt::format_int text(number);
   to.append(text.data(), text.size());
 }
 
-Result<> check_new_name(std::string_view name) {
-  if (name == kMetadataKey)
-    return invalid_argument("no tensor can be named __metadata__ in a safetensors file");
-  if (name.find('\0') != std::string_view::npos)
-    return invalid_argument("the tensor name {} has a NUL", quoted(name));
-  return ok();
+/// Each name's place in the order of all.
+std::vector<uint32_t> places_of(std::span<const SafetensorsArray> arrays) {
+  const auto is_known = [](const SafetensorsArray& array) {
+    return array.place != SafetensorsArray::kUnknown;
+  };
+  if (!std::all_of(arrays.begin(), arrays.end(), is_known)) {
+    std::vector<std::string_view> names;
+    names.reserve(arrays.size());
+    for (const SafetensorsArray& array : arrays) names.push_back(array.name);
+    return places_by_name(names);
+  }
+  std::vector<uint32_t> places;
+  places.reserve(arrays.size());
+  for (const SafetensorsArray& array : arrays) places.push_back(array.place);
+  return places;
 }
 
-/// Names of a model have long beginnings in common. So they are not compared as a whole: eight
-/// bytes at a time are a number, and only what has equal ones is looked at further on.
-class NameOrder {
- public:
-  explicit NameOrder(std::span<const SafetensorsArray> arrays) : arrays_(arrays) {}
-
-  void sort(std::span<uint32_t> order) {
-    keyed_.clear();
-    keyed_.reserve(order.size());
-    for (const uint32_t i : order) keyed_.push_back({0, i});
-    sort_from(0, keyed_);
-    for (size_t i = 0; i < order.size(); ++i) order[i] = keyed_[i].array;
+/// The arrays by their names' places.
+std::vector<uint32_t> order_of(const std::vector<uint32_t>& places) {
+  std::vector<uint32_t> order(places.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (std::is_sorted(places.begin(), places.end())) return order;
+  const uint32_t last = *std::max_element(places.begin(), places.end());
+  constexpr size_t kPlacesForOne = 32;  // that may be looked at for an array
+  if (last / kPlacesForOne > places.size()) {
+    std::sort(order.begin(), order.end(),
+              [&](uint32_t a, uint32_t b) { return places[a] < places[b]; });
+    return order;
   }
-
- private:
-  struct Keyed {
-    uint64_t key;
-    uint32_t array;
-  };
-  static constexpr size_t kMostBytesInCommon = 1024;
-  static constexpr size_t kKeyBytes = 7;  // the eighth says how many there are: "a" before "a\0"
-
-  uint64_t key_of(uint32_t array, size_t from) const {
-    const std::string_view name = arrays_[array].name;
-    const size_t bytes = from < name.size() ? std::min(kKeyBytes, name.size() - from) : 0;
-    uint64_t key = 0;
-    for (size_t i = 0; i < kKeyBytes; ++i)
-      key = key << 8 | (i < bytes ? static_cast<unsigned char>(name[from + i]) : 0);
-    return key << 8 | bytes;
-  }
-  /// Those of which the names are the same up to `from`.
-  void sort_from(size_t from, std::span<Keyed> same) {
-    if (from > kMostBytesInCommon)  // no stack for whoever names tensors so
-      return std::sort(same.begin(), same.end(), [&](const Keyed& a, const Keyed& b) {
-        return arrays_[a.array].name < arrays_[b.array].name;
-      });
-    for (Keyed& one : same) one.key = key_of(one.array, from);
-    const auto before = [](const Keyed& a, const Keyed& b) { return a.key < b.key; };
-    if (!std::is_sorted(same.begin(), same.end(), before))
-      std::sort(same.begin(), same.end(), before);
-    for (size_t begin = 0, end = 0; begin < same.size(); begin = end) {
-      while (end < same.size() && same[end].key == same[begin].key) ++end;
-      const bool goes_on = (same[begin].key & 0xff) == kKeyBytes;
-      if (end - begin > 1 && goes_on) sort_from(from + kKeyBytes, same.subspan(begin, end - begin));
-    }
-  }
-
-  const std::span<const SafetensorsArray> arrays_;
-  std::vector<Keyed> keyed_;
-};
+  std::vector<uint32_t> begin(size_t{last} + 2);  // of each place, in `order`
+  for (const uint32_t place : places) ++begin[size_t{place} + 1];
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  for (uint32_t i = 0; i < places.size(); ++i) order[begin[places[i]]++] = i;
+  return order;
+}
 
 /// The order of the file, in which names of one type follow each other.
 Result<std::vector<uint32_t>> file_order(std::span<const SafetensorsArray> arrays) {
-  std::vector<uint32_t> order(arrays.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto by_type = [&](uint32_t a, uint32_t b) {
-    return writer_rank(arrays[a].dtype) > writer_rank(arrays[b].dtype);
-  };
-  const bool one_type = std::all_of(arrays.begin(), arrays.end(), [&](const auto& array) {
-    return array.dtype == arrays.front().dtype;
-  });
-  if (!one_type) std::stable_sort(order.begin(), order.end(), by_type);
-  const auto by_name = [&](uint32_t a, uint32_t b) { return arrays[a].name < arrays[b].name; };
-  NameOrder names(arrays);
-  std::vector<uint32_t> all;  // by name alone
-  for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
-    while (end < order.size() && arrays[order[end]].dtype == arrays[order[begin]].dtype) ++end;
-    const std::span<uint32_t> of_type = std::span(order).subspan(begin, end - begin);
-    if (!std::is_sorted(of_type.begin(), of_type.end(), by_name)) names.sort(of_type);
-    if (one_type) break;
-    const auto middle = static_cast<ptrdiff_t>(all.size());
-    all.insert(all.end(), of_type.begin(), of_type.end());
-    std::inplace_merge(all.begin(), all.begin() + middle, all.end(), by_name);
-  }
-  const std::vector<uint32_t>& in_order = one_type ? order : all;
-  const auto twice =
-      std::adjacent_find(in_order.begin(), in_order.end(),
-                         [&](uint32_t a, uint32_t b) { return arrays[a].name == arrays[b].name; });
-  if (twice != in_order.end())
+  const std::vector<uint32_t> places = places_of(arrays);
+  std::vector<uint32_t> order = order_of(places);
+  const auto twice = std::adjacent_find(
+      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return places[a] == places[b]; });
+  if (twice != order.end())
     return invalid_argument("two tensors are named {}", quoted(arrays[*twice].name));
+  const auto of_first_type = [&](const auto& array) { return array.dtype == arrays[0].dtype; };
+  if (std::all_of(arrays.begin(), arrays.end(), of_first_type)) return order;
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return writer_rank(arrays[a].dtype) > writer_rank(arrays[b].dtype);
+  });
   return order;
+}
+
+/// What is in the text of an array between its name and its offsets.
+void append_type_and_shape(std::string& to, DType dtype, const Shape& shape) {
+  to.append(":{\"dtype\":\"").append(dtype_name(dtype)).append("\",\"shape\":[");
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (axis > 0) to += ',';
+    append_number(to, shape[axis]);
+  }
+  to.append("],\"data_offsets\":[");
 }
 
 }  // namespace
@@ -243,25 +249,32 @@ Result<SafetensorsLayout> lay_out_safetensors(std::span<const SafetensorsArray> 
   text.reserve(most);
   made.offsets.resize(arrays.size());
   uint64_t end = 0;
-  for (const uint32_t i : made.order) {
-    const auto& [name, dtype, shape] = arrays[i];
-    PTC_TRY(check_new_name(name));
-    PTC_TRY(const uint64_t bytes, array_bytes(*shape, dtype));
+  std::string middle;  // of the last array's text; many follow that are alike
+  const SafetensorsArray* last = nullptr;
+  uint64_t bytes = 0;
+  for (size_t place = 0; place < made.order.size(); ++place) {
+    // Names lie here and there. That of one to come is fetched meanwhile.
+    constexpr size_t kAhead = 8;
+    if (place + kAhead < made.order.size())
+      __builtin_prefetch(arrays[made.order[place + kAhead]].name.data());
+    const uint32_t i = made.order[place];
+    const SafetensorsArray& array = arrays[i];
+    if (last == nullptr || array.dtype != last->dtype || *array.shape != *last->shape) {
+      PTC_TRY(bytes, array_bytes(*array.shape, array.dtype));
+      middle.clear();
+      append_type_and_shape(middle, array.dtype, *array.shape);
+      last = &array;
+    }
     const uint64_t begin = made.offsets[i] = end;
     if (__builtin_add_overflow(end, bytes, &end) || end >= uint64_t{1} << 63)
-      return invalid_argument("the tensors up to {} have more than 2^63 bytes", quoted(name));
+      return invalid_argument("the tensors up to {} have more than 2^63 bytes", quoted(array.name));
     text += separator;
-    PTC_TRY(append_json_string(text, name));
-    text.append(":{\"dtype\":\"").append(dtype_name(dtype)).append("\",\"shape\":[");
-    for (size_t axis = 0; axis < shape->size(); ++axis) {
-      if (axis > 0) text += ',';
-      append_number(text, (*shape)[axis]);
-    }
-    text.append("],\"data_offsets\":[");
+    PTC_TRY(append_name(text, array.name));
+    text += middle;
     append_number(text, begin);
     text += ',';
     append_number(text, end);
-    text.append("]}");
+    text += "]}";
     separator = ",";
   }
   text += '}';

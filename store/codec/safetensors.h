@@ -40,11 +40,15 @@ Result<uint64_t> safetensors_header_bytes(std::span<const std::byte> first_8_byt
 /// and shapes that do not multiply to the bytes are kInvalidArgument, named.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> header, uint64_t file_bytes);
 
-/// A tensor of a new file. Both outlive the call that it is given to.
+/// A tensor of a new file. Name and shape outlive the call that it is given to.
 struct SafetensorsArray {
   std::string_view name;
   DType dtype;
   const Shape* shape;
+  /// The name's place in the order of many (name_order.h). Where one is not known none is looked
+  /// at.
+  static constexpr uint32_t kUnknown = UINT32_MAX;
+  uint32_t place = kUnknown;
 };
 struct SafetensorsLayout {
   std::string header;             // with its 8-byte prefix
@@ -53,7 +57,7 @@ struct SafetensorsLayout {
   uint64_t bytes = 0;             // of the file
 };
 /// Lays tensors out as write_safetensors_header() does. Cost: the text, and sorting by name where
-/// they do not come in order.
+/// the names' places are not known.
 Result<SafetensorsLayout> lay_out_safetensors(std::span<const SafetensorsArray> arrays,
                                               const std::map<std::string, std::string>& metadata,
                                               uint64_t align = 4096);

@@ -29,7 +29,7 @@ void run(std::string_view input) {
   }
   if (input.size() > 16 << 10) return;
   for (const TensorEntry& tensor : found.value().tensors)
-    arrays.push_back({tensor.name, tensor.dtype, tensor.shape, arrays.size()});
+    arrays.push_back({tensor.name, tensor.dtype, &tensor.shape, arrays.size()});
   for (const size_t left_out : {size_t{0}, size_t{1}}) {  // as it was, and as for another stage
     if (arrays.size() < left_out + 1) return;
     auto made = format.lay_out(std::span(arrays).subspan(left_out), std::span(&written, 1));
@@ -39,7 +39,7 @@ void run(std::string_view input) {
     }
     for (size_t i = left_out; i < arrays.size(); ++i)
       PTC_CHECK(made.value().offsets[i - left_out] +
-                    array_bytes(arrays[i].shape, arrays[i].dtype).value() <=
+                    array_bytes(*arrays[i].shape, arrays[i].dtype).value() <=
                 made.value().bytes);
   }
 }

@@ -171,9 +171,10 @@ TEST(TorchNames, AreWithoutTheSameInFilesOfOneName) {
   const std::string text = with_naming(all.text, both);
   const FileOutline outline{text, all.file.size()};
   std::string file;
+  const Shape one{1};
   const FileLayout made = torch_format()
-                              .lay_out(std::vector<NewArray>{{"module.a", DType::kF32, {1}, 0},
-                                                             {"module.b", DType::kF32, {1}, 1}},
+                              .lay_out(std::vector<NewArray>{{"module.a", DType::kF32, &one, 0},
+                                                             {"module.b", DType::kF32, &one, 1}},
                                        std::span(&outline, 1))
                               .value();
   EXPECT_THAT(names_in(made, 2, file), ElementsAre("module.a[1] 0", "module.b[1] 1"));
@@ -208,9 +209,10 @@ TEST(TorchFormat, OtherPartsOfTheSameTensors) {
   const Written written(torch_file(values));
   const FileOutline outline = written.outline();
   std::string file;
+  const Shape all{4, 3}, one_row{1, 3}, two_rows{2, 3};
   FileLayout made = torch_format()
-                        .lay_out(std::vector<NewArray>{{"tied", DType::kF32, {4, 3}, 7},
-                                                       {"w", DType::kF32, {4, 3}, 7}},
+                        .lay_out(std::vector<NewArray>{{"tied", DType::kF32, &all, 7},
+                                                       {"w", DType::kF32, &all, 7}},
                                  std::span(&outline, 1))
                         .value();
   EXPECT_EQ(made.offsets[0], made.offsets[1]);
@@ -218,8 +220,8 @@ TEST(TorchFormat, OtherPartsOfTheSameTensors) {
               ElementsAre("model.w[4, 3] 0", "model.tied[4, 3] 0", "rng_state[5]"));
   EXPECT_NE(file.find("ccccc"), std::string::npos);
   made = torch_format()
-             .lay_out(std::vector<NewArray>{{"tied", DType::kF32, {1, 3}, 0},
-                                            {"w", DType::kF32, {2, 3}, 1}},
+             .lay_out(std::vector<NewArray>{{"tied", DType::kF32, &one_row, 0},
+                                            {"w", DType::kF32, &two_rows, 1}},
                       std::span(&outline, 1))
              .value();
   EXPECT_NE(made.offsets[0], made.offsets[1]);  // their parts are others now
@@ -236,8 +238,10 @@ TEST(TorchFormat, TensorsOfSeveralFiles) {
   const std::vector<FileOutline> like = {first.outline(), second.outline()};
   std::string file;
   auto make = [&](std::vector<std::string> names) {
+    const Shape two{2};
     std::vector<NewArray> arrays;
-    for (const std::string& name : names) arrays.push_back({name, DType::kF32, {2}, arrays.size()});
+    for (const std::string& name : names)
+      arrays.push_back({name, DType::kF32, &two, arrays.size()});
     auto made = torch_format().lay_out(arrays, like);
     return made ? names_in(made.value(), arrays.size(), file)
                 : std::vector<std::string>{made.error().message()};

@@ -372,12 +372,12 @@ TEST(MegatronOptimizer, StateByNumberHasTheNamesOfParameters) {
   // Two layers in the place of one: numbers go through the groups again.
   std::vector<NewArray> arrays;
   std::deque<std::string> array_names;
+  const std::vector<std::pair<std::string, Shape>> shapes{{"norm.weight", {2}}, {"w", {2, 3}}};
   for (const char* layer : {"0", "1"})
-    for (const auto& [name, shape] :
-         {std::pair<std::string, Shape>("norm.weight", {2}), {"w", {2, 3}}}) {
+    for (const auto& [name, shape] : shapes) {
       const std::string parameter = fmt::format("decoder.layers.{}.{}", layer, name);
       const auto add = [&](const std::string& one, DType dtype) {
-        arrays.push_back({array_names.emplace_back(one), dtype, shape, arrays.size()});
+        arrays.push_back({array_names.emplace_back(one), dtype, &shape, arrays.size()});
       };
       add(parameter, DType::kBF16);
       add("optimizer.optimizer.state." + parameter + ".exp_avg", DType::kF32);

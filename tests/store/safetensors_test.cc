@@ -251,9 +251,44 @@ TEST(Safetensors, LongNamesThatBeginAlikeAreInOrder) {
       offset += expected[i].back() == 'a' ? 16 : 2;
     }
     EXPECT_EQ(made.bytes, offset);
+    // The same where their places among more names are known, close by or far between.
+    for (const uint32_t every : {1u, 3u, 1000u}) {
+      for (size_t i = 0; i < arrays.size(); ++i)
+        arrays[i].place =
+            every * static_cast<uint32_t>(std::distance(names.begin(), names.find(mixed[i])));
+      const SafetensorsLayout again = lay_out_safetensors(arrays, {}).value();
+      EXPECT_EQ(again.header, made.header);
+      EXPECT_EQ(again.order, made.order);
+      EXPECT_EQ(again.offsets, made.offsets);
+      arrays.push_back({mixed.front(), DType::kF32, &shape, arrays[0].place});
+      EXPECT_TRUE(has_error(lay_out_safetensors(arrays, {}), Code::kInvalidArgument,
+                            "two tensors are named"));
+      arrays.pop_back();
+    }
     arrays.push_back({mixed.front(), DType::kF32, &shape});
     EXPECT_TRUE(has_error(lay_out_safetensors(arrays, {}), Code::kInvalidArgument,
                           "two tensors are named"));
+  }
+}
+
+TEST(Safetensors, EachByteOfANameIsReadBack) {
+  for (size_t length = 1; length < 20; ++length) {
+    for (size_t at = 0; at < length; ++at) {
+      for (int byte = 0; byte < 256; ++byte) {
+        std::string name(length, 'm');
+        name[at] = static_cast<char>(byte);
+        std::vector<TensorEntry> tensors = {{name, DType::kU8, {2}}};
+        const auto header = write_safetensors_header(tensors, {});
+        if (byte == 0 || byte >= 0x80) {
+          ASSERT_TRUE(has_error(header, Code::kInvalidArgument, byte == 0 ? "NUL" : "UTF-8"));
+          continue;
+        }
+        ASSERT_TRUE(is_ok(header));
+        auto parsed = parse_safetensors(bytes_of(header.value()), header.value().size() + 2);
+        ASSERT_TRUE(is_ok(parsed));
+        ASSERT_EQ(parsed.value().tensors[0].name, name);
+      }
+    }
   }
 }
 
