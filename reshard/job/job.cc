@@ -156,14 +156,20 @@ namespace {
 
 constexpr uint64_t kMostParts = 8'000'000;  // of tensors, each some hundred bytes that describe it
 
-/// Whether the model can be cut so, and by this machine.
+/// Whether the model can be cut so.
 Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   PTC_TRY(model.check(spec));
-  const ParallelConfig& sizes = spec.sizes;
   if (model.layers() > 0 && spec.chunks() > model.layers())
     return invalid_argument("{} is {}, and the model has {} layers: some {} would have none",
                             spec.vpp > 1 ? "pp·vpp" : "pp", spec.chunks(), model.layers(),
                             spec.vpp > 1 ? "stretches of layers" : "stages");
+  return ok();
+}
+
+/// Whether all of its states are few enough to be computed at once. Of a layout by name one is
+/// looked at after the other.
+Result<> check_parts(const Model& model, const LayoutSpec& spec) {
+  const ParallelConfig& sizes = spec.sizes;
   // A stage has its share of the tensors, a group of experts, too.
   const double parts = static_cast<double>(state_count(spec)) *
                        static_cast<double>(model.tensors().size()) /
@@ -177,10 +183,11 @@ Result<> check_spec(const Model& model, const LayoutSpec& spec) {
   return ok();
 }
 
-/// The same of a layout that is to be decided. Those that were are read as they always were, and
+/// Both, of a layout that is to be decided. Those that were are read as they always were, and
 /// what they rest on keeps nobody from an edit of all else: to leave a node, for one.
 Result<> check_new_spec(const Model& model, const LayoutSpec& spec, const KnownJob& known) {
   PTC_TRY(check_spec(model, spec));
+  PTC_TRY(check_parts(model, spec));
   for (const LayoutSpec* decided : {&known.in_force.spec, &known.saved.layout.spec})
     if (same_stages_and_experts(spec, *decided)) return ok();
   return check_facts(model, spec);

@@ -176,6 +176,18 @@ class Refusals(Saving):
         self.check_refused('{"tp": 2, %s}' % REST, "line 1, column 8", "odd.thing")
         self.check_accepted('{"tp": 1, "pp": 1, "dp": 2}')
 
+    def test_more_parts_than_are_computed_at_once(self):
+        """Of a layout by name one rank is looked at after the other."""
+        tensors = [models.Tensor(f"layers.{i}.weight", "F32", (4096,), i.to_bytes(4, "little") * 4096) for i in range(1000)]
+        job = self.mount.job("large")
+        models.write_safetensors(job.incoming("base") + "/rank/0/model.safetensors", tensors)
+        job.commit("base")
+        self.begin(job)
+        self.check_refused('{"tp": 1, "pp": 1, "dp": 16384, "optimizer": "fsdp"}', "line 1, column 46", "16384000 parts", "8000000", "dp_shard")
+        found = models.read_safetensors(job.rank_file("base", "tp1-pp1-dp16384-fsdp", 4000))
+        self.assertEqual(len(found), 1000)
+        self.assertEqual((found["layers.7.weight"].shape, found["layers.7.weight"].data), ((1,), b"\7\0\0\0"))
+
     def test_a_checkpoint_that_lost_tensors(self):
         images = os.path.join(self.mount.store, "images")
         self.mount.stop()
