@@ -2,11 +2,12 @@
 
     thread_safety.py [FILE…]     all of store, reshard, dataset, fs and tools, or these; 1 when something is wrong
 
-Most of the time goes into headers: so the sources of a room are looked at as one, rooms side by side, and headers of other
-libraries are read once for all. What a room without any lock does with those of others is not seen. 77: there is no clang.
+Looked at is what has locks, or includes a header that has. Most of the time goes into headers: so these sources of a room are
+looked at as one, rooms side by side, and headers of other libraries are read once for all. 77: there is no clang.
 """
 import collections
 import concurrent.futures
+import functools
 import os
 import re
 import shutil
@@ -19,8 +20,8 @@ FOLDERS = ("store", "reshard", "dataset", "fs", "tools")
 # Older ones do not take the coroutines of GCC 12's library.
 CLANGS = ("clang++-16", "clang++-17", "clang++-18", "clang++-19", "clang++-15", "clang++")
 FLAGS = ["-std=c++20", "-fsyntax-only", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety", '-DPTC_VERSION=""']
-LOCKS = re.compile(r"\b(Mutex|SharedMutex|MutexLock|UniqueLock|SharedLock|ExclusiveLock|PTC_GUARDED_BY)\b")
-
+LOCKS = re.compile(r"\b(Mutex|SharedMutex|MutexLock|UniqueLock|SharedLock|ExclusiveLock|PTC_GUARDED_BY|PTC_REQUIRES)\b")
+OWN = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 OTHERS = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
 # It brings std::quoted(), which would be taken for quoted() of store/base where that is called without a namespace.
 APART = ("<filesystem>",)
@@ -38,23 +39,34 @@ def find_clang():
     return None
 
 
-def has_locks(path):
+@functools.cache
+def text_of(path):
     with open(path, encoding="utf-8") as file:
-        return LOCKS.search(file.read()) is not None
+        return file.read()
+
+
+def has_locks(path):
+    return LOCKS.search(text_of(path)) is not None
+
+
+def meets_locks(path):
+    """Whether it has any, or names a header that has: what is guarded is its class's own."""
+    headers = (os.path.join(ROOT, name) for name in OWN.findall(text_of(path)))
+    return has_locks(path) or any(os.path.exists(header) and has_locks(header) for header in headers)
 
 
 def rooms():
-    """The sources of each folder that has locks."""
+    """The sources of each folder that meet locks."""
     for folder in FOLDERS:
         for where, below, names in os.walk(os.path.join(ROOT, folder)):
             below[:] = sorted(name for name in below if not name.startswith((".", "build")))
             paths = sorted(os.path.join(where, name) for name in names if name.endswith((".cc", ".h")))
             # A program's names are its own.
             mains = [path for path in paths if path.endswith("_main.cc")]
-            sources = [path for path in paths if path.endswith(".cc") and path not in mains]
-            if sources and any(map(has_locks, paths)):
+            sources = [path for path in paths if path.endswith(".cc") and path not in mains and meets_locks(path)]
+            if sources:
                 yield sources
-            yield from ([path] for path in mains if has_locks(path))
+            yield from ([path] for path in mains if meets_locks(path))
 
 
 def make_headers(top):
@@ -74,8 +86,7 @@ def precompile(clang, groups, includes, top):
     """What other libraries' headers that several sources name are when they were read; empty: that cannot be had."""
     counts = collections.Counter()
     for path in {path for source in sum(groups, []) for path in (source, source[:-len(".cc")] + ".h") if os.path.exists(path)}:
-        with open(path, encoding="utf-8") as file:
-            counts.update(set(OTHERS.findall(file.read())))
+        counts.update(set(OTHERS.findall(text_of(path))))
     header = os.path.join(top, "others.h")
     with open(header, "w", encoding="utf-8") as file:
         file.writelines(f"#include {name}\n" for name in sorted(counts) if counts[name] >= 4 and name not in APART)
