@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 import os
+import random
 import re
 import warnings
 
@@ -42,6 +43,8 @@ SIZES = {
     "n_group topk_group first_k_dense_replace": 1,
 }
 SIZE_OF = {key: size for keys, size in SIZES.items() for key in keys.split()}
+#: Random numbers. So many that no row of a matrix ends where they begin anew.
+POOL = torch.randint(0, 1 << 15, (4194301,), generator=torch.Generator().manual_seed(1)).to(torch.int16)
 #: What a plan does so that the cut of a parameter does not matter: its output is brought together.
 GATHERS = ("gather_output", "split_input", "_rep")
 
@@ -160,18 +163,25 @@ def start_group():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=TP)
 
 
+def random_tensor(draw, shape):
+    """Of the pool from some place in it on, which is much faster than numbers that nobody else has."""
+    count, at = shape.numel(), draw.randrange(len(POOL))
+    several = POOL.repeat((at + count - 1) // len(POOL) + 1) if at + count > len(POOL) else POOL
+    return several[at:at + count].clone().reshape(shape)
+
+
 def tiny(model_type):
     """A Model; whatever transformers raises where it cannot be made so small."""
     from transformers.core_model_loading import revert_weight_conversion
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     model = made_tiny(model_type)
-    generator = torch.Generator().manual_seed(len(model_type))
+    draw = random.Random(model_type)
     tensors = {}
     for name, value in model.state_dict().items():
         if value.numel() > 1 << 26:
             raise ValueError(f"{name} has {value.numel()} elements")
-        tensors[name] = torch.randint(0, 1 << 15, value.shape, generator=generator).to(torch.int16)
+        tensors[name] = random_tensor(draw, value.shape)
     saved = revert_weight_conversion(model, copy.copy(tensors))
     placements, style = {}, {}
     if has_plan(model.config):
@@ -216,8 +226,9 @@ def of_type(table, model_type):
 
 
 def says_mtp(model):
-    """Whether transformers knows files of this type to have such layers."""
-    return any("mtp" in pattern or re.search(r"layers\W+\d", pattern) for pattern in model.ignored)
+    """Whether transformers, whose model this is, knows files of its type to have such layers."""
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    return any("mtp" in pattern or re.search(r"layers\W+\d", pattern) for pattern in ignored)
 
 
 def with_mtp(model):
