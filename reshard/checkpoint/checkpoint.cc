@@ -74,6 +74,26 @@ std::shared_ptr<const std::vector<std::string>> Checkpoint::contradictions_under
   return few;
 }
 
+Result<> Checkpoint::check_facts_under(const LayoutSpec& spec) const {
+  if (spec.sizes.pp == 1 && spec.sizes.ep == 1) return ok();
+  const std::shared_ptr<const StoredState> now = stored();
+  if (same_stages_and_experts(spec, manifest().written_spec) ||
+      (now != nullptr && same_stages_and_experts(spec, now->spec)))
+    return ok();
+  std::shared_ptr<const DoubtfulFacts> facts;
+  {
+    MutexLock lock(mutex_);
+    if (doubtful_.by == spec.rules) facts = doubtful_.facts;
+  }
+  if (facts == nullptr) {
+    PTC_TRY(const auto model, model_under(spec));
+    facts = std::make_shared<const DoubtfulFacts>(*model);
+    MutexLock lock(mutex_);
+    doubtful_ = {spec.rules, facts};
+  }
+  return facts->check(spec);
+}
+
 Result<std::shared_ptr<const Checkpoint::OfSpec>> Checkpoint::of_spec(
     const LayoutSpec& spec) const {
   auto make = [&]() -> Result<std::shared_ptr<const OfSpec>> {

@@ -26,6 +26,7 @@
 #include "reshard/exec/gather.h"
 #include "reshard/ptc/layout.h"
 #include "reshard/ptc/model.h"
+#include "reshard/ptc/model_facts.h"
 #include "store/base/error.h"
 #include "store/base/mutex.h"
 #include "store/image/image_store.h"
@@ -133,6 +134,9 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
   /// rules. Names and facts in it are not for all (is_open_to_all()).
   std::shared_ptr<const std::vector<std::string>> contradictions_under(
       const LayoutSpec& spec) const;
+  /// check_facts() of the model under this layout, but for the layouts that it was written in or is
+  /// stored in now. Names are looked at once, and again for other rules.
+  Result<> check_facts_under(const LayoutSpec& spec) const;
   /// Of its manifest.
   const std::vector<TensorFacts>& tensor_facts() const { return facts_->tensors; }
 
@@ -317,6 +321,11 @@ class Checkpoint : public std::enable_shared_from_this<Checkpoint> {
     LayoutRules by;
     std::shared_ptr<const std::vector<std::string>> sentences;  // null: not looked for yet
   };
+  struct Doubtful {
+    LayoutRules by;
+    std::shared_ptr<const DoubtfulFacts> facts;  // null: not looked for yet
+  };
+  mutable Doubtful doubtful_ PTC_GUARDED_BY(mutex_);
   mutable Contradicted contradicted_ PTC_GUARDED_BY(mutex_);  // by the rules asked for last
   static constexpr size_t kFewSets = 64;
   mutable size_t clean_sets_at_ PTC_GUARDED_BY(mutex_) =

@@ -112,6 +112,9 @@ Result<std::shared_ptr<const Checkpoint::Served>> Checkpoint::served(
     PTC_TRY(auto more, of_quantised(engine, manifest().config, model().rules().scales()));
     std::move(more.begin(), more.end(), std::back_inserter(with_more.constants));
     const uint32_t layers = model().layers();
+    LayoutSpec stages;
+    stages.sizes.pp = layout.pp;
+    PTC_TRY(check_facts_under(stages));
     if (layout.pp > std::max(layers, 1u))
       return invalid_argument("{} stages, and the model has {} layers", layout.pp, layers);
     std::vector<uint32_t> tensors = parameters();

@@ -362,6 +362,9 @@ Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_vi
   const auto model = checkpoint.model_under(spec.value());
   if (model.has_error()) return Error(Code::kNotFound, model.error().message());
   Result<> fits = check_spec(*model.value(), spec.value());
+  const bool decided = same_stages_and_experts(spec.value(), known->in_force.spec) ||
+                       same_stages_and_experts(spec.value(), known->saved.layout.spec);
+  if (fits.has_value() && !decided) fits = checkpoint.check_facts_under(spec.value());
   if (fits.has_error()) return Error(Code::kNotFound, fits.error().message());
   return spec;
 }

@@ -29,7 +29,7 @@ constexpr std::string_view kKeysAndValues[] = {"k_proj", "key",   "wk", "to_k",
 constexpr std::string_view kOutputsCut[] = {"up_proj",      "gate_proj", "w1", "w3",     "fc1",
                                             "fc_in",        "c_fc",      "wi", "wi_0",   "wi_1",
                                             "intermediate", "in_proj",   "up", "c_fc_0", "c_fc_1"};
-constexpr std::string_view kAttentionOutputs[] = {"o_proj", "out_proj", "wo", "to_out"};
+constexpr std::string_view kAttentionOutputs[] = {"o_proj", "out_proj", "wo", "Wo", "to_out"};
 constexpr std::string_view kInputsCut[] = {"down_proj", "w2", "fc2", "fc_out", "c_proj", "down"};
 constexpr std::string_view kOutputsCutByName =
     "its outputs are cut, as names like these usually mean";
@@ -76,6 +76,23 @@ bool is_meant(std::string_view name, const TensorKind& kind) {
   return ends_with_name(with_stars(kind.pattern), name) ||
          ((kind.last == "weight" || kind.last == "bias") &&
           ends_with_name(with_stars(kind.container), name));
+}
+
+/// What has the weights that are cut together, where outputs of one are inputs of another: a module
+/// of a layer, or a layer whose weights are in none.
+std::string_view module_of_layer(const TensorKind& kind) {
+  constexpr std::string_view kLayer = "{layer}.";
+  const std::string_view pattern = kind.pattern;
+  const size_t begin = pattern.find(kLayer);
+  if (begin == pattern.npos) return pattern;
+  const size_t end = std::min(pattern.find('.', begin + kLayer.size()), pattern.size());
+  return pattern.substr(0, end >= kind.container.size() ? begin + kLayer.size() : end);
+}
+
+/// 0, 1, …; nullopt: none is cut.
+std::optional<size_t> cut_axis_of(const json::object& cut) {
+  const json::value* axis = cut.if_contains("axis");
+  return axis == nullptr ? std::nullopt : std::optional(axis->to_number<size_t>());
 }
 
 json::object plain_cut(size_t axis) { return {{"axis", axis}}; }
@@ -167,12 +184,20 @@ CutGuesses::CutGuesses(const ModelHints& hints, const std::vector<TensorKind>& a
   }
   const auto heads = numbers_.find("heads");
   if (heads != numbers_.end()) numbers_.emplace("kv_heads", heads->second);
+  const auto is_matrix = [](const TensorKind& kind) {
+    return kind.last == "weight" && kind.shape.size() == 2;
+  };
   for (const TensorKind& kind : all) {
-    if (kind.last != "weight" || kind.shape.size() != 2) continue;
+    if (!kind.in_layer || !is_matrix(kind)) continue;
+    const auto axis = cut_axis_of(cut_alone(kind).cut);
+    if (!axis) continue;
+    CutSides& sides = sides_[std::string(module_of_layer(kind))];
+    (*axis == 0 ? sides.outputs : sides.inputs) = true;
+  }
+  for (const TensorKind& kind : all) {
+    if (!is_matrix(kind)) continue;
     Cut cut = cut_of(kind);
-    const json::value* axis = cut.cut.if_contains("axis");
-    if (axis != nullptr && axis->to_number<int>() == 0)
-      outputs_cut_.emplace(kind.container, std::move(cut));
+    if (cut_axis_of(cut.cut) == 0) outputs_cut_.emplace(kind.container, std::move(cut));
   }
 }
 
@@ -325,15 +350,34 @@ std::optional<CutGuesses::Cut> CutGuesses::by_name(const TensorKind& kind) const
   return cut;
 }
 
+/// By what is known of it alone.
+CutGuesses::Cut CutGuesses::cut_alone(const TensorKind& kind) const {
+  if (auto cut = by_plan(kind)) return *std::move(cut);
+  if (auto cut = by_extents(kind)) return *std::move(cut);
+  if (auto cut = by_name(kind)) return *std::move(cut);
+  return {{}, std::nullopt, false, "whole on each rank"};
+}
+
+/// Outputs that are cut are another weight's inputs, and the other way round: where no other weight
+/// of the module is cut to match, it is not.
 CutGuesses::Cut CutGuesses::cut_of(const TensorKind& kind) const {
   if (kind.last == "bias" && kind.shape.size() == 1) {
     const auto weight = outputs_cut_.find(kind.container);
     if (weight != outputs_cut_.end()) return weight->second;
   }
-  if (auto cut = by_plan(kind)) return *std::move(cut);
-  if (auto cut = by_extents(kind)) return *std::move(cut);
-  if (auto cut = by_name(kind)) return *std::move(cut);
-  return {{}, std::nullopt, false, "whole on each rank"};
+  Cut cut = cut_alone(kind);
+  const auto axis = cut_axis_of(cut.cut);
+  if (!axis || kind.shape.size() != 2 || cut.is_vocabulary || by_plan(kind)) return cut;
+  const auto sides = sides_.find(module_of_layer(kind));
+  const bool matches = kind.in_layer && sides != sides_.end() &&
+                       (*axis == 0 ? sides->second.inputs : sides->second.outputs);
+  if (matches) return cut;
+  return {{},
+          std::nullopt,
+          false,
+          fmt::format("whole on each rank; by its {} it would be cut, and no weight beside it to "
+                      "match",
+                      *axis == 0 ? "outputs" : "inputs")};
 }
 
 GuessedRule CutGuesses::of(const TensorKind& kind) const {

@@ -81,10 +81,16 @@ class CutGuesses {
   std::optional<Cut> by_extents(const TensorKind& kind) const;
   std::optional<Cut> by_extents_of_experts(const TensorKind& kind) const;
   std::optional<Cut> by_name(const TensorKind& kind) const;
+  Cut cut_alone(const TensorKind& kind) const;
   Cut cut_of(const TensorKind& kind) const;
 
   boost::json::object plan_;
   std::map<std::string, Number, std::less<>> numbers_;
+  /// Of the weights of a module of a layer: whether any's outputs are cut, and any's inputs.
+  struct CutSides {
+    bool outputs = false, inputs = false;
+  };
+  std::map<std::string, CutSides, std::less<>> sides_;
   std::map<std::string, Cut, std::less<>> outputs_cut_;  // weights, by what has them
 };
 

@@ -160,9 +160,18 @@ bool is_of_a_weight(std::string_view name, const std::unordered_set<std::string_
   return false;
 }
 
+/// "model.layers.3."; of what is in no layer its whole name.
+std::string_view layer_of(const NamedShape& parameter) {
+  const std::string_view name = parameter.names;
+  const size_t layer = kind_of(parameter).pattern.find("{layer}");
+  const size_t end = layer < name.size() ? name.find('.', layer) : name.npos;
+  return end == name.npos ? name : name.substr(0, end + 1);
+}
+
 /// Rules for parameters that have none; empty: too many to be said in a sentence.
-std::string guess_for(const RuleSet& rules, const std::vector<NamedShape>& parameters) {
-  const std::string guessed = boost::json::serialize(guessed_rules(parameters));
+std::string guess_for(const RuleSet& rules, const std::vector<NamedShape>& parameters,
+                      const std::vector<NamedShape>& known) {
+  const std::string guessed = boost::json::serialize(guessed_rules(parameters, known));
   if (guessed.size() > kLongestGuess) return {};
   return rules_with(rules, "\"rules\": " + guessed);
 }
@@ -187,7 +196,12 @@ Error Model::uncovered_error() const {
                   [&](const NamedShape& one) { return is_of_a_weight(one.names, known); });
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
   const bool buckets = std::any_of(names.begin(), names.end(), is_optimizer_bucket);
-  const std::string guess = numbered || buckets || of_weights ? "" : guess_for(*rules_, uncovered);
+  std::vector<NamedShape> beside;  // in the layer of the first
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor)
+    if (covered(bound_[tensor]) && tensors_[tensor].name.starts_with(layer_of(uncovered.front())))
+      beside.push_back({tensors_[tensor].name, tensors_[tensor].shape_in_files()});
+  const std::string guess =
+      numbered || buckets || of_weights ? "" : guess_for(*rules_, uncovered, beside);
   return invalid_argument(
       "no rule of family '{}' says how to cut {}{} ({} tensor{} in all): {}save a rules.json with "
       "a rule for {}, {}, or keep tp, pp and ep at 1 and 'optimizer' at \"replicated\" or "
@@ -204,7 +218,7 @@ Error Model::uncovered_error() const {
             "Megatron-LM saves it by parameters with --dist-ckpt-optim-fully-reshardable, or "
           : "",
       count == 1 ? "it" : "them", kThenTheLayout,
-      of_weights      ? "it is part of a weight that has a rule, and is cut as that is"
+      of_weights      ? "it is part of a quantised weight, in a form whose parts are not known here"
       : guess.empty() ? "\"ptc rules suggest\" prints a rules.json to begin with"
                       : "by their names, a guess: " + guess);
 }
@@ -303,7 +317,7 @@ Result<> Model::check_not_with(uint32_t tensor, const LayoutSpec& spec) const {
 
 Result<> Model::check(const LayoutSpec& spec) const {
   const ParallelConfig& sizes = spec.sizes;
-  if (sizes.pp > 1) {
+  if (sizes.pp > 1 || (!spec.stages.empty() && layers_ > 0)) {
     PTC_TRY(stage_boundaries(spec, layers_));
   }
   // Those of one kind are cut alike, or refused alike: the first is looked at, and named.
@@ -380,7 +394,8 @@ Result<AxisSlice> Model::tp_slice(uint32_t tensor, uint64_t extent, uint32_t ran
     if (!rule_cut.problem.empty())
       return invalid_argument(
           "{}; commit it with the right config.json, or save a rules.json with {}, {}",
-          rule_cut.problem, rules_with(*rules_, R"("facts": {"heads": …, "kv_heads": …})"),
+          rule_cut.problem,
+          rules_with(*rules_, R"("facts": {"heads": …, "kv_heads": …, "head_dim": …})"),
           kThenTheLayout);
     const std::string& fact = rule_cut.missing_fact;
     return invalid_argument(

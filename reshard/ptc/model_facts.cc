@@ -106,29 +106,43 @@ std::vector<std::string> contradictions(const Model& model) {
   return all;
 }
 
-Result<> check_facts(const Model& model, const LayoutSpec& spec) {
-  if (spec.sizes.pp == 1 && spec.sizes.ep == 1) return ok();
-  const auto refuse = [&](const Contradiction& one, std::string_view size, uint32_t ranks,
-                          std::string_view why) -> Result<> {
-    return invalid_argument(
-        "{}: {} = {} {}; commit it with the right config.json, or save a rules.json with {}, {}",
-        one.to_string(), size, ranks, why,
-        rules_with(model.rules(), fmt::format("\"facts\": {{\"{}\": {}}}", one.fact, one.found)),
-        kThenTheLayout);
-  };
+DoubtfulFacts::DoubtfulFacts(const Model& model) {
   const Contradictions numbers = contradictions_of(model);
-  if (spec.sizes.pp > 1 && numbers.layers)
-    return refuse(*numbers.layers, "pp", spec.sizes.pp,
-                  "would have stages of layers that are not there");
-  if (const auto embedding = spec.sizes.pp > 1 ? maybe_tied(model) : ""; !embedding.empty())
+  const auto say = [&](const std::optional<Contradiction>& one, std::string& what,
+                       std::string& mend) {
+    if (!one) return;
+    what = one->to_string();
+    mend =
+        rules_with(model.rules(), fmt::format("\"facts\": {{\"{}\": {}}}", one->fact, one->found));
+  };
+  say(numbers.layers, layers_, mend_layers_);
+  say(numbers.experts, experts_, mend_experts_);
+  embedding_ = maybe_tied(model);
+  if (!embedding_.empty()) mend_embedding_ = rules_with(model.rules(), "\"tied\": true");
+}
+
+Result<> DoubtfulFacts::check(const LayoutSpec& spec) const {
+  constexpr std::string_view kRefusal =
+      "{}: {} = {} {}; commit it with the right config.json, or save a rules.json with {}, {}";
+  if (spec.sizes.pp > 1 && !layers_.empty())
+    return invalid_argument(kRefusal, layers_, "pp", spec.sizes.pp,
+                            "would have stages of layers that are not there", mend_layers_,
+                            kThenTheLayout);
+  if (spec.sizes.pp > 1 && !embedding_.empty())
     return invalid_argument(
         "config.json does not say whether {} is the head too, and there is no other: with pp = {} "
         "the last stage would have none if it is; put \"tie_word_embeddings\": true or false into "
         "config.json and commit it again, or save a rules.json with {} or false, {}",
-        embedding, spec.sizes.pp, rules_with(model.rules(), "\"tied\": true"), kThenTheLayout);
-  if (spec.sizes.ep > 1 && numbers.experts)
-    return refuse(*numbers.experts, "ep", spec.sizes.ep, "would not give each rank as many");
+        embedding_, spec.sizes.pp, mend_embedding_, kThenTheLayout);
+  if (spec.sizes.ep > 1 && !experts_.empty())
+    return invalid_argument(kRefusal, experts_, "ep", spec.sizes.ep,
+                            "would not give each rank as many", mend_experts_, kThenTheLayout);
   return ok();
+}
+
+Result<> check_facts(const Model& model, const LayoutSpec& spec) {
+  if (spec.sizes.pp == 1 && spec.sizes.ep == 1) return ok();
+  return DoubtfulFacts(model).check(spec);
 }
 
 bool same_stages_and_experts(const LayoutSpec& a, const LayoutSpec& b) {

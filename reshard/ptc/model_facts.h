@@ -17,10 +17,21 @@ namespace ptc {
 /// as many as they are.) Cost: all names are looked at.
 std::vector<std::string> contradictions(const Model& model);
 
-/// Whether what is contradicted matters under `spec`: its stages, or its shares of experts, would
-/// be of what is not there. So where it is not known whether the last stage has the embedding too,
-/// as its head. kInvalidArgument says what to do. For layouts that are to be decided:
-/// what was decided is read as it always was.
+/// What is contradicted, and matters to some layouts. Immutable.
+class DoubtfulFacts {
+ public:
+  /// Cost: all names are looked at.
+  explicit DoubtfulFacts(const Model& model);
+  /// Whether it matters under `spec`: its stages, or its shares of experts, would be of what is not
+  /// there. So where it is not known whether the last stage has the embedding too, as its head.
+  /// kInvalidArgument says what to do. What was decided or written is read all the same, as it
+  /// always was.
+  Result<> check(const LayoutSpec& spec) const;
+
+ private:
+  std::string layers_, experts_, embedding_;  // a sentence of each that is in doubt
+  std::string mend_layers_, mend_experts_, mend_embedding_;
+};
 Result<> check_facts(const Model& model, const LayoutSpec& spec);
 
 /// Whether both cut a model into the same stages and shares of experts, by the same rules:

@@ -11,7 +11,6 @@ namespace ptc {
 namespace {
 
 constexpr uint32_t kNoRule = UINT32_MAX;
-constexpr int kMaxExtends = 4;
 constexpr std::string_view kNone = "none";
 
 const JsonLimits kConfigLimits = {.max_bytes = 4 << 20, .max_depth = 32};
@@ -40,7 +39,8 @@ Result<std::shared_ptr<const RuleSet>> parse_builtin(std::string_view family, in
   if (family == kNone) return RuleSet::none();
   for (const BuiltinRules& rules : builtin_rules()) {
     if (rules.family != family) continue;
-    if (depth > kMaxExtends) return invalid_argument("rule sets extend each other in a circle");
+    if (static_cast<size_t>(depth) > std::size(builtin_rules()))
+      return invalid_argument("rule sets extend each other in a circle");
     auto parsed = parse_with_base(rules.text, depth);
     if (!parsed) return std::move(parsed).error().with_context(fmt::format("{}.json", family));
     return parsed;

@@ -20,13 +20,14 @@ namespace {
 
 namespace json = boost::json;
 
-/// The set that knows most; of several the one with the fewest rules.
+/// The set that knows most, if that is most of the names; of several the one with the fewest rules.
+/// One that knows a few knows them of another model, in which they mean something else.
 std::shared_ptr<const RuleSet> nearest_set(const std::vector<TensorKind>& kinds) {
   std::shared_ptr<const RuleSet> best;
   size_t most = 0;
   for (const std::string& family : RuleSet::builtin_families()) {
     const auto rules = RuleSet::builtin(family);
-    if (!rules || rules.value()->model_types().empty()) continue;
+    if (!rules) continue;
     const size_t known = std::count_if(kinds.begin(), kinds.end(), [&](const TensorKind& kind) {
       return rules.value()->find(kind.name).has_value();
     });
@@ -36,7 +37,7 @@ std::shared_ptr<const RuleSet> nearest_set(const std::vector<TensorKind>& kinds)
       most = known;
     }
   }
-  return best;
+  return 2 * most >= kinds.size() ? best : nullptr;
 }
 
 std::vector<TensorKind> kinds_of(const std::vector<NamedShape>& parameters) {
@@ -136,9 +137,11 @@ SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const 
   return suggested;
 }
 
-json::array guessed_rules(const std::vector<NamedShape>& parameters) {
-  const std::vector<TensorKind> kinds = kinds_of(parameters);
-  return guesses_for(kinds, kinds, {}).rules;
+json::array guessed_rules(const std::vector<NamedShape>& parameters,
+                          const std::vector<NamedShape>& known) {
+  std::vector<NamedShape> all = parameters;
+  all.insert(all.end(), known.begin(), known.end());
+  return guesses_for(kinds_of(parameters), kinds_of(all), {}).rules;
 }
 
 }  // namespace ptc

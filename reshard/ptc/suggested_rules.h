@@ -20,7 +20,9 @@ struct SuggestedRules {
 /// weights that are cut.
 SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const ModelHints& hints);
 
-/// The guesses alone, by names: rules for parameters that no rule knows.
-boost::json::array guessed_rules(const std::vector<NamedShape>& parameters);
+/// The guesses alone, by names: rules for parameters that no rule knows. `known`: others of the
+/// same layers, which may be cut to match.
+boost::json::array guessed_rules(const std::vector<NamedShape>& parameters,
+                                 const std::vector<NamedShape>& known);
 
 }  // namespace ptc

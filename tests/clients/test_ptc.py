@@ -311,12 +311,18 @@ class Ptc(mount.TestCase):
         job = self.import_model()
         for layout, why in (("tp3-pp1-dp1", f"layout tp3-pp1-dp1 does not fit {job.name}/base: .*model.layers"),
                             ("tp9", "'tp9' is no layout's name, .* is it tp9-pp1-dp1"),
+                            ("TP2_PP1", "'TP2_PP1' is no layout's name, .* is it tp2-pp1-dp1"),
+                            ("VLLM-tp2", "'VLLM-tp2' is no layout's name, .* is it vllm-tp2"),
                             ("nothing", "'nothing' is no layout's name, such as tp4-pp2-dp1"),
+                            ("tp2-zero2", "'tp2-zero2' is no layout's name, such as tp4-pp2-dp1"),
+                            ("tp2-pp2-dp1+12345678", "is no layout's name, such as tp4-pp2-dp1"),
                             ("vllm-tp0", f"{job.name}/base cannot be laid out as vllm-tp0")):
             done = self.mount.ptc("export", job.name, self.temporary("out"), "--layout", layout, check=False)
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stderr, why)
             self.assertFalse(os.path.exists(self.temporary("out")))
+        done = self.mount.ptc("export", job.name, self.temporary("out"), "--layout", "", check=False)
+        self.assertEqual((done.returncode, "--layout: it is empty" in done.stderr), (2, True))
         for command in (("plan", job.name), ("rules", "check", job.name)):
             done = self.mount.ptc(*command, "--layout", "tp3-pp1-dp1", check=False)
             self.assertEqual(done.returncode, 1)

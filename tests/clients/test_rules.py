@@ -328,12 +328,13 @@ class Explained(mount.TestCase):
     def test_what_a_refusal_says_can_be_done(self):
         model = models.Llama()
         model.tensors.append(models.Tensor("model.layers.0.odd.up_proj.weight", "F32", (8, 4), bytes(128)))
+        model.tensors.append(models.Tensor("model.layers.0.odd.down_proj.weight", "F32", (4, 8), bytes(128)))
         job = self.job_of(model)
         self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")
         said = job.error()
         self.assertIn('then the layout with "rules": "rules.json" (ptc layout JOB set --rules rules.json)', said)
         guess = json.loads(said[said.index("a guess: ") + len("a guess: "):])
-        self.assertEqual(guess["rules"][0]["cut"], {"axis": 0})
+        self.assertEqual(sorted(rule["cut"]["axis"] for rule in guess["rules"]), [0, 1])
         models.write_file(job.file("rules.json"), json.dumps(guess))
         self.assertEqual(mount.error_of(lambda: job.save_layout(tp=2)), "EINVAL")  # that alone changes nothing
         self.mount.ptc("layout", job.name, "set", "--tp", "2", "--rules", "rules.json")
@@ -362,7 +363,13 @@ class Explained(mount.TestCase):
         self.assertIn(said + ": pp = 2", job.error())
         self.assertIn("line 1, column 43: ", job.error())  # of pp
         models.write_file(job.file("rules.json"), '{%s, "extends": "llama", "facts": {"layers": 5}}' % FORMAT)
+        layouts = job.checkpoint("base", "layouts")
+        # By its name it is none either: it would have stages of layers that are not there.
+        self.assertTrue(os.path.isdir(f"{layouts}/tp2-pp1-dp1"))
+        self.assertFalse(os.path.exists(f"{layouts}/tp1-pp2-dp1"))
+        self.assertIn("8 layers", mount.read_text(f"{layouts}/vllm-tp1-pp2/serve/LEFT_OUT.txt"))
         job.set_layout(pp=2, rules="rules.json")
+        self.assertEqual(len(os.listdir(f"{layouts}/{job.status()['layout']}/rank")), 2)
 
     def test_a_layout_that_a_config_json_contradicts_is_edited_on(self):
         model = models.Llama()
@@ -384,6 +391,9 @@ class Explained(mount.TestCase):
             self.assertIn(said, job.error())
         job.set_layout(tp=2)
         self.assertEqual(mount.error_of(lambda: job.save_layout(pp=2)), "EINVAL")
+        # As it was written it is read all the same.
+        self.assertEqual(os.listdir(job.checkpoint("base", "layouts", "tp1-pp2-dp1", "rank")), ["0", "1"])
+        self.assertFalse(os.path.exists(job.checkpoint("base", "layouts", "tp1-pp3-dp1")))
 
     def test_a_type_that_is_not_known_is_cut_by_names_that_are(self):
         model = models.Llama()

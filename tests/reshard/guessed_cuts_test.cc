@@ -146,7 +146,35 @@ TEST(GuessedCuts, ExtentsThatSayTwoThingsSayNothing) {
   constexpr std::string_view config = R"({"hidden_size": 32, "num_attention_heads": 8,
     "head_dim": 8, "intermediate_size": 64})";
   EXPECT_EQ(guess(config, {"layers.0.x.weight", {64, 32}}).why, "whole on each rank");
-  EXPECT_THAT(guess(config, {"layers.0.x.up_proj.weight", {64, 32}}).why, HasSubstr("names like"));
+  const std::vector<TensorKind> kinds{kind_of({"layers.0.x.up_proj.weight", {64, 32}}),
+                                      kind_of({"layers.0.x.down_proj.weight", {32, 64}})};
+  const CutGuesses guesses({std::string(config), {}}, kinds);
+  EXPECT_THAT(guesses.of(kinds[0]).why, HasSubstr("names like"));
+}
+
+TEST(GuessedCuts, WhatIsCutHasAWeightThatIsCutToMatch) {
+  const auto whys = [](const std::vector<NamedShape>& parameters) {
+    std::vector<TensorKind> kinds;
+    for (const NamedShape& one : parameters) kinds.push_back(kind_of(one));
+    const CutGuesses guesses(ModelHints(), kinds);
+    std::vector<std::string> cut;
+    for (const TensorKind& kind : kinds) cut.push_back(guesses.of(kind).why.substr(0, 5));
+    return cut;
+  };
+  using ::testing::ElementsAre;
+  // BERT's output.dense may be anything.
+  EXPECT_THAT(whys({{"layer.0.attention.self.query.weight", {8, 8}},
+                    {"layer.0.attention.self.query.bias", {8}},
+                    {"layer.0.attention.output.dense.weight", {8, 8}}}),
+              ElementsAre("whole", "whole", "whole"));
+  EXPECT_THAT(whys({{"layer.0.attention.self.query.weight", {8, 8}},
+                    {"layer.0.attention.self.query.bias", {8}},
+                    {"layer.0.attention.output.out_proj.weight", {8, 8}}}),
+              ElementsAre("its o", "its o", "its i"));
+  EXPECT_THAT(whys({{"classifier.out_proj.weight", {8, 8}}, {"layer.0.w2.weight", {8, 8}}}),
+              ElementsAre("whole", "whole"));
+  EXPECT_THAT(whys({{"layer.0.w1.weight", {8, 8}}, {"layer.0.w2.weight", {8, 8}}}),
+              ElementsAre("its o", "its i"));
 }
 
 TEST(GuessedCuts, ConfigsThatAreNoneAreNoHelp) {
@@ -169,7 +197,8 @@ TEST(GuessedCuts, NumbersOfAModelWithinAreItsFacts) {
   const NamedShape query{"layers.0.attention.query.weight", {64, 64}};
   constexpr std::string_view config =
       R"({"text_config": {"hidden_size": 64, "num_attention_heads": 8}})";
-  const std::vector<TensorKind> kinds{kind_of(query)};
+  const std::vector<TensorKind> kinds{kind_of(query),
+                                      kind_of({"layers.0.attention.out_proj.weight", {64, 64}})};
   const CutGuesses guesses({std::string(config), {}}, kinds);
   EXPECT_EQ(json::serialize(guesses.facts_of(guesses.of(kinds[0]).rule)),
             R"({"heads":["text_config.num_attention_heads"]})");

@@ -423,7 +423,9 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
   const std::vector<TensorInfo> tensors = {
       tensor(layer + "mlp.up_proj.weight", {8, 4}), tensor(odd + "weight", {8, 4}),
       tensor("model.layers.1.odd.up_proj.weight", {8, 4}), tensor(odd + "bias", {8}),
-      tensor(layer + "odd.table", {3, 3})};
+      tensor(layer + "odd.table", {3, 3}), tensor(layer + "odd.down_proj.weight", {4, 8}),
+      // No weight beside it takes what it would be cut into.
+      tensor(layer + "lone.up_proj.weight", {8, 4})};
   const std::string error =
       check_error(bind(RuleSet::builtin("llama").value(), tensors), sizes({.tp = 2}));
   EXPECT_EQ(
@@ -432,11 +434,23 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
       R"(["model.layers.{layer}.odd.up_proj.weight","model.layers.{layer}.odd.up_proj.bias"],)"
       R"("cut":{"axis":0},"description":"guess: its outputs are cut, as names like these )"
       R"(usually mean"},{"names":["model.layers.{layer}.odd.table"],"description":"guess: )"
-      R"(whole on each rank"}]})");
+      R"(whole on each rank"},{"names":["model.layers.{layer}.odd.down_proj.weight"],"cut":)"
+      R"({"axis":1},"description":"guess: its inputs are cut, as names like these usually )"
+      R"(mean"},{"names":["model.layers.{layer}.lone.up_proj.weight"],"description":"guess: )"
+      R"(whole on each rank; by its outputs it would be cut, and no weight beside it to )"
+      R"(match"}]})");
   const Model mended = bind(RuleSet::parse(guess_in(error)).value(), tensors);
   EXPECT_EQ(check_error(mended, sizes({.tp = 2})), "accepted");
   EXPECT_EQ(part_of_rank(mended, odd + "bias", sizes({.tp = 2}), {.tp = 1})->local_shape,
             (Shape{4}));
+  EXPECT_EQ(
+      part_of_rank(mended, layer + "lone.up_proj.weight", sizes({.tp = 2}), {.tp = 1})->local_shape,
+      (Shape{8, 4}));
+  // What matches it may have a rule.
+  const Model known = bind(
+      RuleSet::builtin("llama").value(),
+      {tensor(layer + "mlp.down_proj.weight", {4, 8}), tensor(layer + "mlp.w1.weight", {8, 4})});
+  EXPECT_THAT(guess_in(check_error(known, sizes({.tp = 2}))), HasSubstr(R"("cut":{"axis":0})"));
   // To rules of the job's own it is to be added.
   const auto own = RuleSet::parse(R"({"format": "ptc-rules/1", "family": "mine", "rules": []})");
   EXPECT_THAT(guess_in(check_error(bind(own.value(), {tensor("odd", {2})}), sizes({.tp = 2}))),
@@ -444,7 +458,7 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
   const Model packed = bind(RuleSet::builtin("llama").value(),
                             {tensor(layer + "self_attn.o_proj.weight", {8, 4}),
                              tensor(layer + "self_attn.o_proj.weight.absmax", {16})});
-  EXPECT_THAT(check_error(packed, sizes({.tp = 2})), HasSubstr("part of a weight that has a rule"));
+  EXPECT_THAT(check_error(packed, sizes({.tp = 2})), HasSubstr("part of a quantised weight"));
   std::vector<TensorInfo> many;
   for (int i = 0; i < 50; ++i) many.push_back(tensor(fmt::format("a.tensor_{}", i), {2, 2}));
   EXPECT_THAT(check_error(bind(RuleSet::none(), many), sizes({.tp = 2})),

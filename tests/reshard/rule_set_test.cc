@@ -550,5 +550,13 @@ TEST(ModelType, OfAConfig) {
   EXPECT_EQ(model_type_of(""), std::nullopt);
 }
 
+TEST(RuleSet, EachSetCanBeExtended) {
+  for (const std::string& family : RuleSet::builtin_families()) {
+    const auto own = RuleSet::parse_new(
+        fmt::format(R"({{"format": "ptc-rules/1", "extends": "{}", "rules": []}})", family));
+    EXPECT_TRUE(own.has_value()) << family << ": " << own.error().message();
+  }
+}
+
 }  // namespace
 }  // namespace ptc

@@ -30,4 +30,11 @@ CLI::Validator whole_number(uint64_t least, uint64_t most) {
 }
 CLI::Validator number(double least, double most) { return between("number", least, most); }
 
+CLI::Validator not_empty() {
+  auto check = [](const std::string& text) -> std::string {
+    return text.empty() ? "it is empty" : "";
+  };
+  return CLI::Validator(check, "", "");
+}
+
 }  // namespace ptc::cli

@@ -235,7 +235,8 @@ void add_export(CLI::App& app, Context& context) {
                      ->add_option("--layout", options->layout,
                                   "as the ranks' files of this layout, of 'current', or of an "
                                   "inference engine: vllm-tp8, sglang-tp8")
-                     ->type_name("LAYOUT");
+                     ->type_name("LAYOUT")
+                     ->check(cli::not_empty());
   command->add_option("--rank", options->rank, "of that layout this rank only")
       ->type_name("R")
       ->check(whole_number(0, kMaxWorldSize - 1))

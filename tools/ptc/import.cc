@@ -611,7 +611,8 @@ void add_import(CLI::App& app, Context& context) {
   command
       ->add_option("--layout", options->layout,
                    "layout it was written in, when not the job's: a file or a name")
-      ->type_name("LAYOUT or FILE");
+      ->type_name("LAYOUT or FILE")
+      ->check(cli::not_empty());
   command->add_flag("--move", options->move, "remove the files from DIR once they are committed");
   command->add_flag("--force", options->force, "replace what an earlier attempt left in incoming/");
   command->footer(

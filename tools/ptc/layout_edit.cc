@@ -253,9 +253,26 @@ Result<json::object> layout_of_name(std::string_view name) {
 
 namespace {
 
+/// Small letters, and "tp2_pp1" as "tp2-pp1".
+std::string as_in_names(std::string_view text) {
+  std::string plain(text);
+  for (char& c : plain)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (size_t at = plain.find('_'); at != plain.npos; at = plain.find('_', at + 1))
+    for (const char* size : {"tp", "pp", "dp", "ep", "etp", "cp", "vpp", "shard"}) {
+      const std::string_view behind = std::string_view(plain).substr(at + 1);
+      const size_t letters = std::string_view(size).size();
+      if (behind.starts_with(size) && behind.size() > letters && behind[letters] >= '0' &&
+          behind[letters] <= '9')
+        plain[at] = '-';
+    }
+  return plain;
+}
+
 /// The name of the layout whose parts are in `text`, in any order, and not all that there must be.
-/// Empty: none is.
+/// Empty: none is, or one of them is of no name.
 Result<std::string> name_meant(std::string_view text) {
+  if (text.find('+') != text.npos) return std::string();
   json::object layout{{"tp", 1}, {"pp", 1}, {"dp", 1}};
   auto parts = sizes_of_name(text);
   bool some = !parts.empty();
@@ -266,9 +283,11 @@ Result<std::string> name_meant(std::string_view text) {
       std::istringstream words(part.substr(kOver.size()));
       json::array& over = layout["shard_over"].emplace_array();
       for (std::string word; std::getline(words, word, '_');) over.emplace_back(word);
+      continue;
     }
+    if (sizes_of_name(part).size() > 0) continue;
     const auto one = LayoutSpec::from_name("tp1-pp1-dp1-" + part);
-    if (!one || sizes_of_name(part).size() > 0) continue;
+    if (!one) return std::string();
     some = true;
     for (const auto& [key, value] : one.value().to_json())
       if (!layout.contains(key)) layout.insert_or_assign(key, value);
@@ -289,7 +308,9 @@ Error no_layout(const std::string& text, std::string_view what) {
                       "layouts/{}/ of a checkpoint has it, or says in LEFT_OUT.txt why not",
                       text, served.value().engine->name(), text);
   }
-  const auto meant = name_meant(text);
+  const std::string plain = as_in_names(text);
+  const auto meant =
+      plain != text && ServedLayout::parse(plain) ? Result<std::string>(plain) : name_meant(plain);
   if (!meant) {
     auto named = layout_of_name(text);
     if (!named) return named.error();

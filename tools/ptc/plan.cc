@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "store/base/size_text.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/job_status.h"
@@ -108,7 +109,8 @@ void add_plan(CLI::App& app, Context& context) {
       app, context, "plan", "Show what another layout would move", run_plan);
   command->add_option("JOB", options->job, "a job, or a path into it")->required();
   command->add_option("--layout", options->layout_file, "a layout.json, or a layout's name")
-      ->type_name("LAYOUT or FILE");
+      ->type_name("LAYOUT or FILE")
+      ->check(cli::not_empty());
   command->add_flag("--json", options->as_json, "print the plan as JSON");
   add_layout_options(*command, options->edit, true);
   command->footer(

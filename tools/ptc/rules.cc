@@ -18,6 +18,7 @@
 #include "reshard/ptc/rule_set.h"
 #include "reshard/ptc/suggested_rules.h"
 #include "store/base/file.h"
+#include "tools/cli/numbers.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
 #include "tools/ptc/layout_edit.h"
@@ -322,7 +323,8 @@ void add_rules(CLI::App& app, Context& context) {
   check
       ->add_option("--layout", options->layout,
                    "a layout.json, or a layout's name; else the job's, of a directory tp2-pp1-dp1")
-      ->type_name("LAYOUT or FILE");
+      ->type_name("LAYOUT or FILE")
+      ->check(cli::not_empty());
   check
       ->add_option("--rules", options->rules,
                    "of a directory: a rules.json instead of the family's")
