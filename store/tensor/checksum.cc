@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "store/tensor/checksum_keys.h"
 #include "store/tensor/strided_copy.h"
 
 #if defined(__x86_64__)
@@ -17,39 +18,18 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "words are read as they lie in memory");
 
-constexpr size_t kWordBytes = 4;
-constexpr size_t kBlockWords = 1024;
+using checksum_keys::kBlockWords, checksum_keys::kWordBytes, checksum_keys::mix;
 
 /// A 32-bit word at any address, of any type.
 typedef uint32_t __attribute__((aligned(1), may_alias)) AnyWord;
 
-/// Sebastiano Vigna's splitmix64 output function: a bijection of 64 bits.
-constexpr uint64_t splitmix64_mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-constexpr uint64_t kGoldenGamma = 0x9e3779b97f4a7c15;
-
-// Persisted: never change. T[lane][i] is the upper half of output 1024·lane + i of splitmix64 from
-// this seed, made odd; M(lane, b) is output b of splitmix64 from the lane's seed, made odd.
-constexpr uint64_t kTableSeed = 0x7074636673313032;                          // "ptcfs102"
-constexpr uint64_t kMixSeeds[2] = {0x243f6a8885a308d3, 0x13198a2e03707344};  // digits of pi
-
 using Table = std::array<uint32_t, kBlockWords>;
-constexpr Table make_table(uint64_t lane) {
+constexpr Table make_table(uint32_t lane) {
   Table table{};
-  for (uint64_t i = 0; i < kBlockWords; ++i) {
-    uint64_t state = kTableSeed + (lane * kBlockWords + i + 1) * kGoldenGamma;
-    table[i] = static_cast<uint32_t>(splitmix64_mix(state) >> 32) | 1;
-  }
+  for (uint32_t i = 0; i < kBlockWords; ++i) table[i] = checksum_keys::key(lane, i);
   return table;
 }
 alignas(64) constexpr Table kTables[2] = {make_table(0), make_table(1)};
-
-uint64_t mix(size_t lane, uint64_t block) {
-  return splitmix64_mix(kMixSeeds[lane] + (block + 1) * kGoldenGamma) | 1;
-}
 
 struct BlockSum {
   uint64_t lane[2];
@@ -111,7 +91,8 @@ SumWords choose_sum_words() {
 }
 
 void add_block_sum(Checksum& sum, uint64_t block, const BlockSum& block_sum) {
-  for (size_t lane = 0; lane < 2; ++lane) sum.lane[lane] += mix(lane, block) * block_sum.lane[lane];
+  for (uint32_t lane = 0; lane < 2; ++lane)
+    sum.lane[lane] += mix(lane, block) * block_sum.lane[lane];
 }
 
 /// Adds the `count` bytes from byte `first` on of word `index`; the word's other bytes count as 0.
@@ -133,7 +114,7 @@ Checksum checksum_of_run(std::span<const std::byte> bytes, uint64_t logical_offs
   size_t left = bytes.size();
   uint64_t index = logical_offset / kWordBytes;
   if (size_t first = logical_offset % kWordBytes; first != 0 && left > 0) {
-    size_t count = std::min(kWordBytes - first, left);
+    size_t count = std::min<size_t>(kWordBytes - first, left);
     add_part_of_word(sum, index, first, at, count);
     at += count;
     left -= count;

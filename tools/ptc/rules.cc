@@ -339,12 +339,13 @@ void add_rules(CLI::App& app, Context& context) {
       ->type_name("PROGRAM")
       ->capture_default_str();
   suggest->footer(
-      "It extends the set of rules that knows most of its names. What that does not\n"
-      "know is guessed, and marked so with the reason: by transformers' plan of tensor\n"
-      "parallelism, where a Python has it; by extents that config.json names (heads,\n"
-      "experts, inner width, vocabulary); by how parameters are usually called; else\n"
-      "whole on each rank. Of a model that is imported already the rules stay as they\n"
-      "are: save these as the job's rules.json, then\n"
+      "It extends the set of rules that knows most of its names, if it knows half of\n"
+      "them. What that does not know is guessed, and marked so with the reason: by\n"
+      "transformers' plan of tensor parallelism, where a Python has it; by extents that\n"
+      "config.json names (heads, experts, inner width, vocabulary); by how parameters\n"
+      "are usually called. What no other weight of its module is cut to match is whole\n"
+      "on each rank, as is all else. Of a model that is imported already the rules\n"
+      "stay as they are: save these as the job's rules.json, then\n"
       "\"ptc layout JOB set --rules rules.json\".\n"
       "\nExample:\n  ptc rules suggest ./model > rules.json\n"
       "  ptc rules check ./model --rules rules.json");
