@@ -37,6 +37,7 @@ ROOMS = {
     "store": {
         "base": set(),
         "tensor": {"base"},
+        "device": {"base", "tensor"},
         "codec": {"base", "tensor"},
         "image": {"base"},
         "tls": {"base"},
