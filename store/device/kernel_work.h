@@ -59,8 +59,10 @@ struct ThreadSum {
 // Bytes of any type are read and written so.
 #if defined(__CUDACC__)
 #define PTC_ANY_TYPE
+#define PTC_UNROLL _Pragma("unroll")
 #else
 #define PTC_ANY_TYPE __attribute__((may_alias))
+#define PTC_UNROLL
 #endif
 typedef uint8_t PTC_ANY_TYPE Lane1;
 typedef uint16_t PTC_ANY_TYPE Lane2;
@@ -110,14 +112,14 @@ PTC_ON_DEVICES_TOO inline void copy_lanes(const CopyTask& task, const CopyLevel*
   for (uint32_t lane = first + thread; lane < end; lane += kAtOnce * kThreads) {
     Lane values[kAtOnce];
     uint64_t targets[kAtOnce];
-#pragma unroll
+    PTC_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       if (lane + k * kThreads >= end) break;
       const LanePlace place = place_of(task, levels, lane + k * kThreads);
       values[k] = *reinterpret_cast<const Lane*>(place.source);
       targets[k] = place.target;
     }
-#pragma unroll
+    PTC_UNROLL
     for (uint32_t k = 0; k < kAtOnce; ++k) {
       if (lane + k * kThreads >= end) break;
       *reinterpret_cast<Lane*>(targets[k]) = values[k];
@@ -151,14 +153,14 @@ PTC_ON_DEVICES_TOO inline void load_words(uint64_t address, uint32_t (&words)[kT
     words[0] = static_cast<uint32_t>(all.low), words[1] = static_cast<uint32_t>(all.low >> 32);
     words[2] = static_cast<uint32_t>(all.high), words[3] = static_cast<uint32_t>(all.high >> 32);
   } else if (address % 4 == 0) {
-#pragma unroll
+    PTC_UNROLL
     for (uint32_t k = 0; k < kThreadWords; ++k)
       words[k] = *reinterpret_cast<const Lane4*>(address + 4 * k);
   } else {
-#pragma unroll
+    PTC_UNROLL
     for (uint32_t k = 0; k < kThreadWords; ++k) {
       words[k] = 0;
-#pragma unroll
+      PTC_UNROLL
       for (uint32_t b = 0; b < 4; ++b)
         words[k] |= uint32_t{*reinterpret_cast<const Lane1*>(address + 4 * k + b)} << (8 * b);
     }
@@ -168,7 +170,7 @@ PTC_ON_DEVICES_TOO inline void load_words(uint64_t address, uint32_t (&words)[kT
 /// What one of kThreads threads finds of a tile.
 PTC_ON_DEVICES_TOO inline ThreadSum sum_tile(const SumTask& task, uint64_t tile, uint32_t thread) {
   uint32_t keys[2][kThreadWords];
-#pragma unroll
+  PTC_UNROLL
   for (uint32_t k = 0; k < kThreadWords; ++k) {
     keys[0][k] = checksum_keys::key(0, thread * kThreadWords + k);
     keys[1][k] = checksum_keys::key(1, thread * kThreadWords + k);
@@ -183,7 +185,7 @@ PTC_ON_DEVICES_TOO inline ThreadSum sum_tile(const SumTask& task, uint64_t tile,
     if (at >= begin && at + kThreadBytes <= end) {
       load_words(task.bytes + (at - begin), words);
     } else {
-#pragma unroll
+      PTC_UNROLL
       for (uint32_t k = 0; k < kThreadWords; ++k) {
         words[k] = 0;
         for (uint32_t b = 0; b < 4; ++b) {
@@ -195,7 +197,7 @@ PTC_ON_DEVICES_TOO inline ThreadSum sum_tile(const SumTask& task, uint64_t tile,
       }
     }
     uint64_t of_block[2] = {0, 0};
-#pragma unroll
+    PTC_UNROLL
     for (uint32_t k = 0; k < kThreadWords; ++k) {
       of_block[0] += uint64_t{words[k]} * keys[0][k];
       of_block[1] += uint64_t{words[k]} * keys[1][k];

@@ -1,4 +1,5 @@
 #include "device_conformance.h"
+#include "store/device/cuda_device.h"
 #include "store/device/host_device.h"
 #include "store/device/launch.h"
 
@@ -7,6 +8,20 @@ namespace {
 
 std::unique_ptr<Device> make_host_device(std::string&) { return std::make_unique<HostDevice>(); }
 INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance, ::testing::Values(&make_host_device));
+
+std::unique_ptr<Device> make_cuda_device(std::string& why) {
+  auto device = open_cuda_device(0);
+  if (device.has_value()) return std::move(device).value();
+  why = device.error().message();
+  return nullptr;
+}
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance, ::testing::Values(&make_cuda_device));
+
+TEST(CudaDevice, WhatIsNotThereIsSaid) {
+  const auto device = open_cuda_device(cuda_device_count());
+  EXPECT_TRUE(has_error(device, Code::kUnavailable, ""));
+  EXPECT_FALSE(device.error().message().empty());
+}
 
 using ::testing::ElementsAre;
 

@@ -1,0 +1,333 @@
+#include "store/device/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "store/base/size_text.h"
+#include "store/device/cuda_driver.h"
+#include "store/device/launch.h"
+
+// The kernels for all architectures (cuda_kernels.cc.in), or none.
+extern "C" const unsigned char ptc_cuda_kernels[];
+extern "C" const size_t ptc_cuda_kernels_bytes;
+
+namespace ptc {
+namespace {
+
+class CudaDevice;
+
+/// Memory of the device that grows, for the tasks of launches.
+class TaskMemory {
+ public:
+  explicit TaskMemory(const CudaDriver& driver) : driver_(driver) {}
+  ~TaskMemory() {
+    if (begin_ != 0) driver_.cuMemFree(begin_);
+  }
+  TaskMemory(const TaskMemory&) = delete;
+  TaskMemory& operator=(const TaskMemory&) = delete;
+
+  Result<CudaDriver::Address> of(uint64_t bytes) {
+    if (bytes <= bytes_) return begin_;
+    if (begin_ != 0) driver_.cuMemFree(begin_);
+    begin_ = bytes_ = 0;
+    const uint64_t more = std::max<uint64_t>(bytes + bytes / 2, 1 << 20);
+    PTC_TRY(driver_.check(driver_.cuMemAlloc(&begin_, more), "memory for the tasks of a launch"));
+    bytes_ = more;
+    return begin_;
+  }
+
+ private:
+  const CudaDriver& driver_;
+  CudaDriver::Address begin_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+class CudaStream final : public DeviceStream {
+ public:
+  CudaStream(CudaDevice* device, const CudaDriver& driver, CudaDriver::Stream stream)
+      : device_(device), driver_(driver), stream_(stream), tasks_(driver), results_(driver) {}
+  ~CudaStream() override;
+
+  Result<> copy(MemoryPointer target, ConstMemoryPointer source, uint64_t bytes) override;
+  Result<> copy_strided(std::span<const DeviceCopy> copies) override;
+  Result<> add_checksums(std::span<const DeviceRun> runs, std::span<Checksum> sums) override;
+  Result<> wait() override;
+
+ private:
+  Result<> begin();
+  /// Sticky: what comes later would be in doubt.
+  Result<> check(CudaDriver::Result result, std::string_view what);
+  Result<uint64_t> of_device(NodeMemory memory, uintptr_t address) const;
+  /// Copies tables to the device, one behind the other, each at a multiple of 16.
+  template <class... Table>
+  Result<std::array<CudaDriver::Address, sizeof...(Table)>> upload(const Table&... tables);
+
+  CudaDevice* const device_;
+  const CudaDriver& driver_;
+  const CudaDriver::Stream stream_;
+  TaskMemory tasks_, results_;
+  bool tasks_in_use_ = false;  // of a launch that was not waited for
+  Result<> failed_ = ok();
+  struct Sums {
+    std::span<Checksum> to;
+    std::vector<Checksum> found;
+  };
+  std::unique_ptr<Sums> sums_;  // null: none is asked for
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const CudaDriver& driver, uint32_t number) : driver_(driver), number_(number) {}
+  ~CudaDevice() override {
+    if (context_ == nullptr) return;
+    (void)driver_.cuCtxSetCurrent(context_);
+    if (module_ != nullptr) driver_.cuModuleUnload(module_);
+    driver_.cuDevicePrimaryCtxRelease(device_);
+  }
+
+  Result<> open() {
+    const auto check = [this](CudaDriver::Result result, std::string_view what) {
+      return driver_.check(result, what);
+    };
+    PTC_TRY(check(driver_.cuDeviceGet(&device_, static_cast<int>(number_)), "cuDeviceGet"));
+    std::array<char, 256> name{};
+    PTC_TRY(
+        check(driver_.cuDeviceGetName(name.data(), name.size() - 1, device_), "cuDeviceGetName"));
+    name_ = name.data();
+    constexpr int kProcessors = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    PTC_TRY(check(driver_.cuDeviceGetAttribute(&processors_, kProcessors, device_),
+                  "cuDeviceGetAttribute"));
+    PTC_TRY(
+        check(driver_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
+    PTC_TRY(enter());
+    PTC_TRY(check(driver_.cuModuleLoadData(&module_, ptc_cuda_kernels), "the kernels"));
+    PTC_TRY(check(driver_.cuModuleGetFunction(&copy_, module_, "ptc_copy"), "ptc_copy"));
+    PTC_TRY(check(driver_.cuModuleGetFunction(&sum_, module_, "ptc_sum"), "ptc_sum"));
+    return ok();
+  }
+  /// This thread calls the driver for this device from now on.
+  Result<> enter() const {
+    return driver_.check(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
+  }
+
+  NodeMemory memory() const override { return NodeMemory::cuda(number_); }
+  const std::string& name() const override { return name_; }
+  CudaDriver::Function copy_kernel() const { return copy_; }
+  CudaDriver::Function sum_kernel() const { return sum_; }
+  /// Groups of threads that keep the device busy; each takes one tile after the other.
+  unsigned groups(uint64_t tiles) const {
+    constexpr uint64_t kForEachProcessor = 16;
+    return static_cast<unsigned>(std::min<uint64_t>(tiles, processors_ * kForEachProcessor));
+  }
+
+  Result<Room> room() const override {
+    PTC_TRY(enter());
+    size_t free = 0, total = 0;
+    PTC_TRY(driver_.check(driver_.cuMemGetInfo(&free, &total), "cuMemGetInfo"));
+    return Room{total, free};
+  }
+
+  Result<DeviceMemory> allocate(uint64_t bytes) override {
+    PTC_TRY(enter());
+    CudaDriver::Address address = 0;
+    const CudaDriver::Result result = driver_.cuMemAlloc(&address, std::max<uint64_t>(bytes, 1));
+    if (result == CudaDriver::kOutOfMemory) {
+      PTC_TRY(const Room now, room());
+      return make_error(Code::kNoSpace, "{} has {} of {} left, and {} are wanted",
+                        memory().to_string(), format_size(now.free), format_size(now.bytes),
+                        format_size(bytes));
+    }
+    PTC_TRY(driver_.check(result, "cuMemAlloc"));
+    return DeviceMemory(this, MemoryPointer(memory(), address), bytes);
+  }
+
+  Result<RegisteredMemory> register_host(std::span<std::byte> bytes) override {
+    if (bytes.empty()) return invalid_argument("no bytes can be registered");
+    PTC_TRY(enter());
+    const CudaDriver::Result result =
+        driver_.cuMemHostRegister(bytes.data(), bytes.size(), CudaDriver::kPortable);
+    if (result == CudaDriver::kAlreadyRegistered)
+      return make_error(Code::kBusy, "some of these {} are registered with {} already",
+                        format_size(bytes.size()), memory().to_string());
+    PTC_TRY(driver_.check(result, "cuMemHostRegister"));
+    return RegisteredMemory(this, bytes);
+  }
+
+  Result<std::unique_ptr<DeviceStream>> stream() override {
+    PTC_TRY(enter());
+    CudaDriver::Stream stream = nullptr;
+    PTC_TRY(
+        driver_.check(driver_.cuStreamCreate(&stream, CudaDriver::kNonBlocking), "cuStreamCreate"));
+    return std::make_unique<CudaStream>(this, driver_, stream);
+  }
+
+ private:
+  void give_back(MemoryPointer begin) override {
+    if (enter()) driver_.cuMemFree(begin.address());
+  }
+  void end_registration(std::byte* begin) override {
+    if (enter()) driver_.cuMemHostUnregister(begin);
+  }
+
+  const CudaDriver& driver_;
+  const uint32_t number_;
+  CudaDriver::Device device_ = 0;
+  CudaDriver::Context context_ = nullptr;
+  CudaDriver::Module module_ = nullptr;
+  CudaDriver::Function copy_ = nullptr, sum_ = nullptr;
+  int processors_ = 0;
+  std::string name_;
+};
+
+CudaStream::~CudaStream() {
+  (void)wait();
+  driver_.cuStreamDestroy(stream_);
+}
+
+Result<> CudaStream::begin() {
+  if (failed_.has_error()) return Error(failed_.error());
+  return device_->enter();
+}
+
+Result<> CudaStream::check(CudaDriver::Result result, std::string_view what) {
+  if (result == 0) return ok();
+  failed_ = driver_.check(result, what);
+  return Error(failed_.error());
+}
+
+Result<uint64_t> CudaStream::of_device(NodeMemory memory, uintptr_t address) const {
+  if (memory != device_->memory())
+    return invalid_argument("bytes in {} are not in the memory of {}", memory.to_string(),
+                            device_->memory().to_string());
+  return uint64_t{address};
+}
+
+Result<> CudaStream::copy(MemoryPointer target, ConstMemoryPointer source, uint64_t bytes) {
+  if (bytes == 0) return ok();
+  for (const NodeMemory memory : {target.memory(), source.memory()})
+    if (!memory.is_host()) {
+      PTC_TRY(of_device(memory, 0));
+    }
+  PTC_TRY(begin());
+  return check(driver_.cuMemcpyAsync(target.address(), source.address(), bytes, stream_),
+               "cuMemcpyAsync");
+}
+
+template <class... Table>
+Result<std::array<CudaDriver::Address, sizeof...(Table)>> CudaStream::upload(
+    const Table&... tables) {
+  if (tasks_in_use_) {
+    PTC_TRY(wait());
+  }
+  constexpr uint64_t kTableAlign = 16;
+  uint64_t bytes = 0;
+  ((bytes += (tables.size() * sizeof(tables[0]) + kTableAlign - 1) / kTableAlign * kTableAlign),
+   ...);
+  PTC_TRY(CudaDriver::Address at, tasks_.of(bytes));
+  std::array<CudaDriver::Address, sizeof...(Table)> places{};
+  size_t i = 0;
+  Result<> copied = ok();
+  const auto copy_one = [&](const auto& table) {
+    places[i++] = at;
+    const uint64_t size = table.size() * sizeof(table[0]);
+    // Of memory that is not registered: it is read before this returns.
+    if (copied.has_value() && size > 0)
+      copied = check(driver_.cuMemcpyAsync(at, reinterpret_cast<CudaDriver::Address>(table.data()),
+                                           size, stream_),
+                     "the tasks of a launch");
+    at += (size + kTableAlign - 1) / kTableAlign * kTableAlign;
+  };
+  (copy_one(tables), ...);
+  PTC_TRY(std::move(copied));
+  tasks_in_use_ = true;
+  return places;
+}
+
+Result<> CudaStream::copy_strided(std::span<const DeviceCopy> copies) {
+  CopyLaunch launch;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const auto& [source, target, copy] = copies[i];
+    const auto from = of_device(source.memory(), source.address());
+    const auto to = of_device(target.memory(), target.address());
+    for (const auto* place : {&from, &to})
+      if (place->has_error()) return Error(place->error()).with_context(fmt::format("copy {}", i));
+    launch.add(from.value(), to.value(), copy);
+  }
+  if (launch.tiles() == 0) return ok();
+  PTC_TRY(begin());
+  PTC_TRY(auto places, upload(launch.tasks(), launch.levels()));
+  uint64_t count = launch.tasks().size(), tiles = launch.tiles();
+  void* parameters[] = {&places[0], &count, &places[1], &tiles};
+  return check(driver_.cuLaunchKernel(device_->copy_kernel(), device_->groups(tiles), 1, 1,
+                                      kernels::kThreads, 1, 1, 0, stream_, parameters, nullptr),
+               "launching ptc_copy");
+}
+
+Result<> CudaStream::add_checksums(std::span<const DeviceRun> runs, std::span<Checksum> sums) {
+  SumLaunch launch;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const DeviceRun& run = runs[i];
+    if (run.sum >= sums.size()) return invalid_argument("run {}: there is no sum {}", i, run.sum);
+    const auto bytes = of_device(run.bytes.memory(), run.bytes.address());
+    if (bytes.has_error()) return Error(bytes.error()).with_context(fmt::format("run {}", i));
+    launch.add(bytes.value(), run.count, run.logical_offset, run.sum);
+  }
+  if (launch.tiles() == 0) return ok();
+  PTC_TRY(begin());
+  if (sums_ != nullptr) {
+    PTC_TRY(wait());
+  }
+  PTC_TRY(auto places, upload(launch.tasks()));
+  const uint64_t bytes = sums.size() * sizeof(Checksum);
+  PTC_TRY(CudaDriver::Address found, results_.of(bytes));
+  PTC_TRY(check(driver_.cuMemsetD8Async(found, 0, bytes, stream_), "cuMemsetD8Async"));
+  uint64_t count = launch.tasks().size(), tiles = launch.tiles();
+  void* parameters[] = {&places[0], &count, &found, &tiles};
+  PTC_TRY(check(driver_.cuLaunchKernel(device_->sum_kernel(), device_->groups(tiles), 1, 1,
+                                       kernels::kThreads, 1, 1, 0, stream_, parameters, nullptr),
+                "launching ptc_sum"));
+  sums_ = std::make_unique<Sums>(Sums{sums, std::vector<Checksum>(sums.size())});
+  return check(driver_.cuMemcpyAsync(reinterpret_cast<CudaDriver::Address>(sums_->found.data()),
+                                     found, bytes, stream_),
+               "cuMemcpyAsync");
+}
+
+Result<> CudaStream::wait() {
+  PTC_TRY(begin());
+  PTC_TRY(check(driver_.cuStreamSynchronize(stream_), "cuStreamSynchronize"));
+  tasks_in_use_ = false;
+  if (const auto sums = std::exchange(sums_, nullptr))
+    for (size_t i = 0; i < sums->found.size(); ++i) sums->to[i] += sums->found[i];
+  return ok();
+}
+
+}  // namespace
+
+uint32_t cuda_device_count() {
+  const auto driver = CudaDriver::load();
+  int count = 0;
+  if (!driver || driver.value()->cuDeviceGetCount(&count) != 0) return 0;
+  return static_cast<uint32_t>(std::max(count, 0));
+}
+
+bool has_cuda_kernels() { return ptc_cuda_kernels_bytes > 0; }
+
+Result<std::unique_ptr<Device>> open_cuda_device(uint32_t number) {
+  if (!has_cuda_kernels())
+    return make_error(Code::kUnavailable,
+                      "this program was built without CUDA: build it where nvcc is, with "
+                      "-DPTC_CUDA=ON");
+  PTC_TRY(const CudaDriver* const driver, CudaDriver::load());
+  if (const uint32_t count = cuda_device_count(); number >= count)
+    return make_error(Code::kUnavailable, "there is no {}: {} devices are here",
+                      NodeMemory::cuda(number).to_string(), count);
+  auto device = std::make_unique<CudaDevice>(*driver, number);
+  PTC_TRY(device->open());
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+}  // namespace ptc
