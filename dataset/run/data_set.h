@@ -66,6 +66,24 @@ struct DataSetOptions {
   std::function<void()> decided;
 };
 
+/// All that status_json() says as `state`.
+inline constexpr std::string_view kDataSetStates[] = {"no source.json", "indexing", "refused",
+                                                      "no order.json",  "waiting",  "ready"};
+
+/// What a data set says about itself in numbers, for metrics.
+struct DataSetNumbers {
+  std::string_view state;    // one of kDataSetStates
+  uint64_t read_errors = 0;  // that status_json() shows
+  uint64_t consumed = 0;     // positions
+  struct OfRun {
+    uint64_t samples = 0;  // of an epoch
+    uint64_t end = 0;      // a position
+    uint64_t batch = 0, dp = 0, generation = 0;
+    uint64_t dp_changes = 0;  // how many of its segments have another dp than the one before
+  };
+  std::optional<OfRun> run;
+};
+
 /// What lies under gen/<number>/. Immutable: who holds it reads the same whatever becomes of the
 /// run.
 struct ShownGeneration {
@@ -134,6 +152,8 @@ class DataSet {
 
   std::string plan_json() const;  // "{}\n" without a run
   std::string status_json() const;
+  /// nullopt: the job has none, neither source.json nor order.json.
+  std::optional<DataSetNumbers> numbers() const;
 
   /// Where it says why source.json, order.json or consumed was refused: says `why` instead.
   void conceal_refused(std::string_view file, const std::string& why);

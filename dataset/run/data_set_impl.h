@@ -38,6 +38,9 @@ struct DataSet::Impl {
   SourceAccessRef access_for(const std::optional<DataSetState::Saved>& saved) const;
   void set_refused(std::string what);
   std::string why_nothing_is_shown() const PTC_REQUIRES(mutex);
+  /// One of kDataSetStates; and what is wrong, or was with what was refused last.
+  std::string_view state_now(std::string* error) const PTC_REQUIRES(mutex);
+  std::vector<std::string_view> read_errors_now() const PTC_REQUIRES(mutex);
 
   const DataSetOptions options;
   const DataSetRecord record;

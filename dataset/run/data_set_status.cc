@@ -53,25 +53,57 @@ std::string DataSet::plan_json() const {
   return plan ? plan->to_plan_json(consumed) : "{}\n";
 }
 
+std::string_view DataSet::Impl::state_now(std::string* error) const {
+  std::string_view now = "ready";
+  if (!state.source) now = "no source.json";
+  else if (indexing || state.source != indexed_text) now = "indexing";
+  else if (source == nullptr) now = "refused";
+  else if (!state.order) now = "no order.json";
+  else if (shown.empty()) now = "refused";
+  else if (!pending.empty()) now = "waiting";
+  *error = refused;
+  if (error->empty()) *error = index_error;
+  if (error->empty()) *error = pending;
+  if (now != "refused" || !error->empty()) return now;
+  if (look_wanted || looking) return "indexing";  // what follows from the index is not decided yet
+  *error = why_nothing_is_shown();
+  return now;
+}
+
+std::vector<std::string_view> DataSet::Impl::read_errors_now() const {
+  std::vector<std::string_view> errors;
+  const auto forgotten = std::chrono::steady_clock::now() - kReadErrorsAreShown;
+  for (const ReadError& one : read_errors)
+    if (one.last >= forgotten) errors.push_back(one.what);
+  return errors;
+}
+
+std::optional<DataSetNumbers> DataSet::numbers() const {
+  const Impl& impl = *impl_;
+  MutexLock lock(impl.mutex);
+  if (!impl.state.source && !impl.state.order) return std::nullopt;
+  DataSetNumbers numbers;
+  std::string ignored;
+  numbers.state = impl.state_now(&ignored);
+  numbers.read_errors = impl.read_errors_now().size();
+  numbers.consumed = impl.state.consumed;
+  if (!impl.state.plan) return numbers;
+  const RunPlan& plan = *impl.state.plan;
+  const Segment& last = plan.last();
+  numbers.run = {plan.run().samples, plan.end(), last.batch, last.dp, last.generation, 0};
+  const Segment* before = nullptr;
+  for (const Segment& segment : plan.segments()) {
+    if (before != nullptr && before->dp != segment.dp) ++numbers.run->dp_changes;
+    before = &segment;
+  }
+  return numbers;
+}
+
 std::string DataSet::status_json() const {
   const Impl& impl = *impl_;
   MutexLock lock(impl.mutex);
-  std::string_view state = "ready";
-  if (!impl.state.source) state = "no source.json";
-  else if (impl.indexing || impl.state.source != impl.indexed_text) state = "indexing";
-  else if (impl.source == nullptr) state = "refused";
-  else if (!impl.state.order) state = "no order.json";
-  else if (impl.shown.empty()) state = "refused";
-  else if (!impl.pending.empty()) state = "waiting";
-  json::object object{{"state", state}};
-  std::string error = impl.refused;
-  if (error.empty()) error = impl.index_error;
-  if (error.empty()) error = impl.pending;
-  if (state == "refused" && error.empty()) {
-    if (impl.look_wanted || impl.looking)
-      object["state"] = "indexing";  // what follows from the index is not decided yet
-    else error = impl.why_nothing_is_shown();
-  }
+  std::string error;
+  json::object object{{"state", impl.state_now(&error)}};
   object["error"] = error.empty() ? json::value(nullptr) : json::value(printable(error, 4096));
   if (impl.indexing) {
     const IndexProgress& progress = *impl.progress;
@@ -90,9 +122,8 @@ std::string DataSet::status_json() const {
     object["dp"] = impl.state.plan->last().dp;
   }
   json::array read_errors;
-  const auto forgotten = std::chrono::steady_clock::now() - kReadErrorsAreShown;
-  for (const Impl::ReadError& one : impl.read_errors)
-    if (one.last >= forgotten) read_errors.push_back(json::string(printable(one.what, 4096)));
+  for (const std::string_view what : impl.read_errors_now())
+    read_errors.push_back(json::string(printable(what, 4096)));
   if (!read_errors.empty()) object["read_errors"] = std::move(read_errors);
   return pretty_json(object);
 }

@@ -18,6 +18,7 @@
 #include "fs/report/metrics_writer.h"
 #include "fs/report/reports.h"
 #include "fs/report/version.h"
+#include "store/tls/certificate_ends.h"
 
 namespace ptc {
 namespace {
@@ -117,6 +118,15 @@ void write_peers(MetricsWriter& out, Tree& tree) {
           &PeerNumbers::checksum_failures);
   counter("ptcfs_peer_retries_total", "Fetches that went on over another connection.",
           &PeerNumbers::retries);
+  counter("ptcfs_peer_calls_total", "Calls of another node that ended, with an answer or without.",
+          &PeerNumbers::calls);
+  counter("ptcfs_peer_failed_calls_total", "Of these those without an answer.",
+          &PeerNumbers::failed_calls);
+  out.family("ptcfs_peer_call_seconds_total", "counter",
+             "Time from calls to their ends, with connecting, and with what the other node waited "
+             "for.");
+  for (const PeerNumbers& peer : peers)
+    out.sample({{"peer", peer.node}}, static_cast<double>(peer.call_ns) / 1e9);
 }
 
 /// What this node alone knows.
@@ -129,6 +139,43 @@ void write_agreement(MetricsWriter& out, Tree& tree) {
   out.single("ptcfs_agreement_decides", "gauge",
              "1 if this node reaches the agreement store and believes it; else it decides nothing.",
              decides ? 1 : 0);
+  const std::optional<NodeService> service = tree.store().service();
+  if (!service) return;
+  const AgreementNumbers& numbers = service->numbers;
+  out.single("ptcfs_agreement_lease_remaining_seconds", "gauge",
+             "How long this node's lease goes on at least; 0: it may have ended.",
+             numbers.lease_left_seconds);
+  out.single("ptcfs_agreement_lease_losses_total", "counter",
+             "How often the lease had ended, or may have, and the node had to join again.",
+             numbers.lease_losses);
+  out.single("ptcfs_agreement_term", "gauge",
+             "Of the agreement store's leader, as was heard last; it grows with each election.",
+             numbers.asked.term);
+  out.single("ptcfs_agreement_calls_total", "counter",
+             "Calls of the agreement store that ended, with an answer or without.",
+             numbers.asked.calls);
+  out.single("ptcfs_agreement_failed_calls_total", "counter", "Of these those without an answer.",
+             numbers.asked.failed_calls);
+  out.single("ptcfs_agreement_retries_total", "counter",
+             "Calls made once more, for an endpoint did not answer.", numbers.asked.retries);
+  out.single("ptcfs_agreement_call_seconds_total", "counter", "Time from calls to their ends.",
+             static_cast<double>(numbers.asked.call_ns) / 1e9);
+}
+
+/// Read anew, for they are exchanged while the daemon runs. Of a file with several certificates the
+/// first one that ends counts; of authorities the last, for one that was replaced is left there.
+void write_certificates(MetricsWriter& out, Tree& tree) {
+  out.family("ptcfs_certificate_expiry_timestamp_seconds", "gauge",
+             "When the certificate that this option names ends, since the epoch.");
+  for (const std::string_view option : {"tls-ca", "tls-cert", "etcd-ca", "etcd-cert"}) {
+    const json::value* path = tree.options().if_contains(option);
+    if (path == nullptr || !path->is_string()) continue;
+    const auto ends = certificate_ends(std::string(path->get_string()));
+    if (!ends) continue;
+    out.sample(
+        {{"option", option}},
+        static_cast<double>(option.ends_with("-ca") ? ends.value().last : ends.value().first));
+  }
 }
 
 /// What all nodes know alike; of several nodes the maximum says it, not the sum.
@@ -181,6 +228,18 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
       out.sample({{"job", job}, {"state", state_name(state)}}, numbers.state == state ? 1 : 0);
   gauge("ptcfs_job_checkpoints", "Committed checkpoints; the same on all nodes.",
         [](const JobNumbers& numbers) { return numbers.checkpoints; });
+  out.family("ptcfs_job_newest_checkpoint_timestamp_seconds", "gauge",
+             "When the newest checkpoint was committed, since the epoch; the same on all nodes.");
+  for (const auto& [job, numbers] : jobs)
+    if (numbers.newest_time_ns != 0)
+      out.sample({{"job", job}}, static_cast<double>(numbers.newest_time_ns) / 1e9);
+  gauge("ptcfs_job_lost_tensors",
+        "Tensors of the job's checkpoints of which no node that is there has some part.",
+        [](const JobNumbers& numbers) { return numbers.lost_tensors; });
+  gauge("ptcfs_job_unreadable_checkpoints",
+        "Checkpoints that cannot be shown: no node that is there has what describes them, or it is "
+        "damaged.",
+        [](const JobNumbers& numbers) { return numbers.unreadable; });
   gauge("ptcfs_job_checkpoint_bytes",
         "Bytes of the job's checkpoints that are stored on this node.",
         [](const JobNumbers& numbers) { return numbers.stored_bytes; });
@@ -264,6 +323,49 @@ void write_jobs(MetricsWriter& out, Tree& tree) {
   for (const auto& [job, numbers] : jobs)
     if (numbers.counts.last_commit_seconds)
       out.sample({{"job", job}}, *numbers.counts.last_commit_seconds);
+}
+
+/// Of jobs that somebody has looked at since the daemon was started: to look for others' would be
+/// to begin to follow them.
+void write_data_sets(MetricsWriter& out, Tree& tree) {
+  std::vector<std::pair<std::string, DataSetNumbers>> sets;
+  for (const JobRef& job : tree.store().jobs()) {
+    const JobViewRef view = tree.known_view(job->name());
+    if (view == nullptr) continue;
+    if (auto numbers = view->data_set().numbers()) sets.emplace_back(job->name(), *numbers);
+  }
+  out.family("ptcfs_dataset_state", "gauge", "1 for the state that the job's data set is in.");
+  for (const auto& [job, numbers] : sets)
+    for (const std::string_view state : kDataSetStates)
+      out.sample({{"job", job}, {"state", state}}, numbers.state == state ? 1 : 0);
+  out.family("ptcfs_dataset_read_errors", "gauge",
+             "Errors of reading shards on this node of the last ten minutes; some are left out.");
+  for (const auto& [job, numbers] : sets) out.sample({{"job", job}}, numbers.read_errors);
+  out.family(
+      "ptcfs_dataset_consumed_samples", "gauge",
+      "Position of the run: samples that are done; the same on all nodes, as the following.");
+  for (const auto& [job, numbers] : sets) out.sample({{"job", job}}, numbers.consumed);
+  using OfRun = DataSetNumbers::OfRun;
+  auto of_run = [&](std::string_view name, std::string_view help, auto number) {
+    out.family(name, "gauge", help);
+    for (const auto& [job, numbers] : sets)
+      if (numbers.run) out.sample({{"job", job}}, number(numbers, *numbers.run));
+  };
+  using Set = DataSetNumbers;
+  of_run("ptcfs_dataset_epoch", "Epochs that are done; this one is under way.",
+         [](const Set& set, const OfRun& run) { return set.consumed / run.samples; });
+  of_run("ptcfs_dataset_samples", "Samples of an epoch.",
+         [](const Set&, const OfRun& run) { return run.samples; });
+  of_run("ptcfs_dataset_end_samples", "Position at which the run ends.",
+         [](const Set&, const OfRun& run) { return run.end; });
+  of_run("ptcfs_dataset_batch_samples", "Samples of a global batch.",
+         [](const Set&, const OfRun& run) { return run.batch; });
+  of_run("ptcfs_dataset_dp_ranks", "Data-parallel ranks that read.",
+         [](const Set&, const OfRun& run) { return run.dp; });
+  of_run("ptcfs_dataset_generation", "Generation that head names; each change of cuts makes one.",
+         [](const Set&, const OfRun& run) { return run.generation; });
+  of_run("ptcfs_dataset_dp_changes", "How often dp has changed in the run as it is now.",
+         [](const Set&, const OfRun& run) { return run.dp_changes; });
 }
 
 /// Since the epoch. Field 22 of /proc/self/stat is in ticks since the boot.
@@ -361,8 +463,10 @@ std::string metrics_text(Tree& tree) {
   write_store(out, tree);
   write_peers(out, tree);
   write_agreement(out, tree);
+  write_certificates(out, tree);
   write_cluster(out, tree);
   write_jobs(out, tree);
+  write_data_sets(out, tree);
   write_autoscale(out, tree);
   return out.take();
 }

@@ -104,6 +104,8 @@ class Tree : public JobListener {
 
   /// The view of a job; null when there is no such job.
   Result<JobViewRef> job(std::string_view name);
+  /// The same, if anybody has looked at it yet: else null, for the kernel knows nothing of it.
+  JobViewRef known_view(const std::string& job);
   /// As KernelCache's; false when nothing is mounted.
   bool can_expire_names() const { return can_expire_names_.load(std::memory_order_relaxed); }
   void drop_attributes(const Node& node);
@@ -125,8 +127,6 @@ class Tree : public JobListener {
                                      GivesWay gives_way) override;
 
  private:
-  /// The view of a job, if anybody has looked at it yet: else the kernel knows nothing of it.
-  JobViewRef known_view(const std::string& job);
   /// cache_ is not set then: only with both mutexes held, which the compiler cannot be told.
   void drop_contents(const std::vector<NodeRef>& nodes)
       PTC_REQUIRES(content_mutex_) PTC_NO_THREAD_SAFETY_ANALYSIS;

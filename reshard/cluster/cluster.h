@@ -54,6 +54,8 @@ class Cluster {
   virtual MetaTransaction::Compare fence_of(const std::string& node) const = 0;
   /// The lease that what a node does, and only while it lives, is put under; null: it is no member.
   virtual std::shared_ptr<const MetaLease> lease() const = 0;
+  /// How often it had ended, or may have, and this node had to join again.
+  virtual uint64_t lease_losses() const { return 0; }
   /// Whether this node decides anything now: its lease lives.
   virtual bool may_decide() const;
 

@@ -38,10 +38,14 @@ JobNumbers numbers_of(const KnownJob& known, std::string_view node, bool reshard
   numbers.revision = known.saved.revision;
   numbers.in_force_revision = known.in_force.revision;
   numbers.checkpoints = known.checkpoints.size();
+  if (const CheckpointRecord* newest = known.latest())
+    numbers.newest_time_ns = newest->checkpoint->manifest().time_ns;
+  numbers.unreadable = known.damaged.size();
   numbers.stored_bytes = known.bytes_on(node);
   numbers.missing_copy_bytes = known.missing_copies();
   for (const auto& [name, record] : known.checkpoints) {
     numbers.mendings += static_cast<uint64_t>(record.mended);
+    numbers.lost_tensors += record.checkpoint->lost_tensors().size();
     if (const auto looked = known.looked_over.find(record.id); looked != known.looked_over.end())
       numbers.damage_left +=
           looked->second.found.size() + static_cast<uint64_t>(looked->second.more);

@@ -32,6 +32,10 @@ struct JobNumbers {
   JobState state = JobState::kIdle;
   int64_t revision = 0, in_force_revision = 0;
   uint64_t checkpoints = 0;
+  int64_t newest_time_ns = 0;  // when the newest was committed, since the epoch; 0: there is none
+  // Of the checkpoints: tensors of which no node that is there has some part; and those that cannot
+  // be shown here.
+  uint64_t lost_tensors = 0, unreadable = 0;
   uint64_t stored_bytes = 0;        // of its checkpoints, on this node
   uint64_t missing_copy_bytes = 0;  // that `replicas` asks for and this node cannot reach
   uint64_t progress_bytes = 0,

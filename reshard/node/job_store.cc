@@ -279,7 +279,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
 
 std::optional<std::string> JobStore::distrusted() const { return impl_->cluster->distrusted(); }
 std::optional<NodeService> JobStore::service() const {
-  return service_of(*impl_->cluster, *impl_->follower);
+  return service_of(*impl_->cluster, *impl_->follower, *impl_->meta);
 }
 std::vector<std::string> JobStore::kept() const { return impl_->contents->kept(); }
 

@@ -393,6 +393,7 @@ void Membership::tell() {
 void Membership::join_again(std::string why) {
   if (told_.empty()) {
     told_ = std::move(why);
+    ++lease_losses_;
     spdlog::warn("node {} decides nothing until it has joined again: {}", options_.node, told_);
     attempt_.emplace(calls_);
   }

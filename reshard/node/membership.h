@@ -75,6 +75,7 @@ class Membership : public Cluster {
   std::optional<MetaTransaction::Compare> fence() const override;
   MetaTransaction::Compare fence_of(const std::string& node) const override;
   std::shared_ptr<const MetaLease> lease() const override;
+  uint64_t lease_losses() const override { return lease_losses_; }
   std::vector<Seen> seen() const override;
   std::vector<PeerNumbers> traffic() const override { return calls_.numbers(); }
 
@@ -138,6 +139,7 @@ class Membership : public Cluster {
   bool was_member_ = false;  // since join()
   std::string replaced_by_;  // where another has this store since then; of the follower
   std::string told_;         // why it does not belong any more; of the follower
+  std::atomic<uint64_t> lease_losses_ = 0;
   std::unique_ptr<SeenNodes> seen_nodes_;
   std::shared_ptr<void> watch_;
 

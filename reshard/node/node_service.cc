@@ -6,7 +6,20 @@
 
 namespace ptc {
 
-std::optional<NodeService> service_of(const Cluster& cluster, const Follower& follower) {
+namespace {
+
+double lease_left_seconds(const Cluster& cluster) {
+  using Clock = MetaLease::Clock;
+  const std::shared_ptr<const MetaLease> lease = cluster.lease();
+  if (lease == nullptr) return 0;
+  const Clock::time_point now = Clock::now(), deadline = lease->deadline();
+  return deadline > now ? std::chrono::duration<double>(deadline - now).count() : 0;
+}
+
+}  // namespace
+
+std::optional<NodeService> service_of(const Cluster& cluster, const Follower& follower,
+                                      const MetaClient& meta) {
   if (!cluster.shares_decisions()) return std::nullopt;
   NodeService service;
   if (!is_among(cluster.alive(), cluster.self()))
@@ -17,6 +30,7 @@ std::optional<NodeService> service_of(const Cluster& cluster, const Follower& fo
   else service.agreement = follower.behind();
   if (is_among(follower.drained(), cluster.self()))
     service.drain = "this node is drained: nothing new is placed on it (ptc drain --cancel)";
+  service.numbers = {lease_left_seconds(cluster), cluster.lease_losses(), meta.numbers()};
   return service;
 }
 

@@ -71,6 +71,21 @@ void EtcdSilence::answered() {
   if (said_ && said_.exchange(false)) spdlog::info("etcd answers again");
 }
 
+void EtcdCounters::ended(bool answered, std::chrono::steady_clock::duration took) {
+  ++calls_;
+  if (!answered) ++failed_calls_;
+  call_ns_ += static_cast<uint64_t>(std::chrono::nanoseconds(took).count());
+}
+
+void EtcdCounters::saw_term(uint64_t term) {
+  for (uint64_t known = term_; known < term && !term_.compare_exchange_weak(known, term);) {
+  }
+}
+
+MetaNumbers EtcdCounters::numbers() const {
+  return {calls_, failed_calls_, retries_, call_ns_, term_};
+}
+
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options) {
   auto access = std::make_shared<EtcdAccess>();
   access->request_timeout = options.request_timeout;
@@ -130,14 +145,28 @@ Task<json::object> EtcdGateway::ask(std::string method, json::object request, De
 Task<json::object> EtcdGateway::ask_in_turn(std::string method, json::object request,
                                             Deadline deadline, std::stop_token stop, bool twice,
                                             bool& sent) {
+  const auto began = Clock::now();
+  auto answer =
+      co_await ask_endpoints(std::move(method), std::move(request), deadline, stop, twice, sent);
+  if (!stop.stop_requested())
+    access_->counters->ended(answer || answer.error().code() != Code::kUnavailable,
+                             Clock::now() - began);
+  co_return answer;
+}
+
+Task<json::object> EtcdGateway::ask_endpoints(std::string method, json::object request,
+                                              Deadline deadline, std::stop_token stop, bool twice,
+                                              bool& sent) {
   std::vector<std::string> tried(access_->endpoints.size());
   sent = false;
+  bool is_first = true;
   const auto began = Clock::now();
   do {
     size_t first = good_, behind = 0;
     for (size_t i = 0; i < tried.size(); ++i) {
       size_t endpoint = (first + i) % tried.size();
       Reach reach = Reach::kNotSent;
+      if (!std::exchange(is_first, false)) access_->counters->tried_again();
       Until until{attempt(deadline), stop};
       sent = !twice;  // until it is known, for it may throw
       auto answer = co_await ask_at(endpoint, method, request, std::move(until), reach);
@@ -288,7 +317,10 @@ Error EtcdGateway::error_of(size_t endpoint, const EtcdFailure& failure, Reach& 
 }
 
 Result<> EtcdGateway::check_cluster(size_t endpoint, const json::object& answer) {
-  const json::value* id = object_field(answer, "header").if_contains("cluster_id");
+  const json::object& header = object_field(answer, "header");
+  if (auto term = number_field(header, "raft_term"); term && term.value() > 0)
+    access_->counters->saw_term(static_cast<uint64_t>(term.value()));
+  const json::value* id = header.if_contains("cluster_id");
   if (id == nullptr || !id->is_string()) return ok();
   MutexLock lock(mutex_);
   if (cluster_id_.empty()) cluster_id_ = id->get_string();

@@ -38,6 +38,18 @@ class EtcdSilence {
   std::atomic<bool> said_ = false;
 };
 
+/// MetaNumbers while they are counted. Threads: any.
+class EtcdCounters {
+ public:
+  void ended(bool answered, std::chrono::steady_clock::duration took);
+  void tried_again() { ++retries_; }
+  void saw_term(uint64_t term);
+  MetaNumbers numbers() const;
+
+ private:
+  std::atomic<uint64_t> calls_ = 0, failed_calls_ = 0, retries_ = 0, call_ns_ = 0, term_ = 0;
+};
+
 /// Where to go, and as whom: EtcdOptions, checked and loaded.
 struct EtcdAccess {
   std::vector<HttpEndpoint> endpoints;
@@ -47,6 +59,7 @@ struct EtcdAccess {
   std::chrono::milliseconds patience;
   std::shared_ptr<EtcdHistory> history = std::make_shared<EtcdHistory>();
   std::shared_ptr<EtcdSilence> silence = std::make_shared<EtcdSilence>();
+  std::shared_ptr<EtcdCounters> counters = std::make_shared<EtcdCounters>();
 };
 Result<std::shared_ptr<const EtcdAccess>> check_access(const EtcdOptions& options);
 
@@ -114,8 +127,11 @@ class EtcdGateway {
 
   Connection take_connection(size_t endpoint, bool& is_new);
   void give_back(size_t endpoint, Connection connection, bool good);
+  /// Counted, unless it was stopped.
   Task<json::object> ask_in_turn(std::string method, json::object request, Deadline deadline,
                                  std::stop_token stop, bool twice, bool& sent);
+  Task<json::object> ask_endpoints(std::string method, json::object request, Deadline deadline,
+                                   std::stop_token stop, bool twice, bool& sent);
   Task<json::object> ask_at(size_t endpoint, const std::string& method, const json::object& request,
                             Until until, Reach& reach);
   Task<json::object> ask_over(HttpConnection& connection, size_t endpoint,

@@ -14,6 +14,7 @@ class EtcdMeta : public MetaClient {
   EtcdMeta(std::shared_ptr<const EtcdAccess> access, const std::string& cluster_prefix,
            std::shared_ptr<IoThreads> io)
       : history_(access->history),
+        counters_(access->counters),
         prefix_(cluster_prefix + "kv/"),
         gateway_(access),
         io_(std::move(io)),
@@ -57,6 +58,7 @@ class EtcdMeta : public MetaClient {
 
   Result<> settle() override { return committer_.settle(); }
   std::optional<std::string> set_back() override { return history_->set_back(); }
+  MetaNumbers numbers() const override { return counters_->numbers(); }
 
   Result<std::unique_ptr<MetaLease>> lease(std::chrono::seconds ttl) override {
     PTC_TRY(check_ttl(ttl));
@@ -96,6 +98,7 @@ class EtcdMeta : public MetaClient {
   }
 
   std::shared_ptr<EtcdHistory> history_;
+  std::shared_ptr<const EtcdCounters> counters_;
   std::string prefix_;
   EtcdGateway gateway_;
   Mutex io_mutex_;

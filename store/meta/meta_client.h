@@ -70,6 +70,15 @@ struct MetaEvent {
   bool is_gap() const { return key.empty(); }
 };
 
+/// What is counted of a client, since it was opened, for metrics.
+struct MetaNumbers {
+  uint64_t calls = 0;         // that ended, with an answer of the store or without
+  uint64_t failed_calls = 0;  // of these, without
+  uint64_t retries = 0;       // once more, for an endpoint of the store did not answer
+  uint64_t call_ns = 0;       // from the call to its end
+  uint64_t term = 0;          // of the store's leader: grows with each election; 0: not known
+};
+
 /// Keys: UTF-8 paths such as "jobs/llama/layout". Values: at most 1 MiB.
 /// Threads: any. Durable: what commit() returned survives kill -9 (in the backend's own store).
 /// Errors: kUnavailable (the store does not answer; it says what was tried), kInvalidArgument.
@@ -105,6 +114,8 @@ class MetaClient {
   /// Why the store is not what it was, as the last call found: it answers with an earlier revision
   /// than before. Such answers are kUnavailable, and nothing is written to a store that gives them.
   virtual std::optional<std::string> set_back() { return std::nullopt; }
+  /// Zeros where the store is this process's own.
+  virtual MetaNumbers numbers() const { return {}; }
 
   /// A new lease, ended by the store when it has not heard from this process for `ttl` (a store may
   /// make that longer, never shorter). At least 1 s.

@@ -16,7 +16,8 @@ std::vector<PeerNumbers> PeerCounterTable::numbers() const {
   std::vector<PeerNumbers> all;
   for (const auto& [node, counted] : nodes_) {
     all.push_back({node, counted->bytes_sent, counted->bytes_received, counted->connections,
-                   counted->broken_connections, counted->checksum_failures, counted->retries});
+                   counted->broken_connections, counted->checksum_failures, counted->retries,
+                   counted->calls, counted->failed_calls, counted->call_ns});
   }
   return all;
 }

@@ -281,9 +281,25 @@ Task<std::string> Peers::ask(const std::string& node, std::string_view method,
   co_return answer;
 }
 
+/// Counted, unless nobody wants its answer any more.
 Task<std::string> Peers::ask_once(const std::string& node, std::string_view method,
                                   std::string_view body, Deadline deadline, std::stop_token stop,
                                   Turn* turn) {
+  const auto began = std::chrono::steady_clock::now();
+  bool said = false;
+  auto answer = co_await ask_over_one(node, method, body, deadline, std::move(stop), turn, said);
+  if (!answer && answer.error().code() == Code::kCancelled) co_return answer;
+  const std::shared_ptr<PeerCounters> counted = counters(node);
+  ++counted->calls;
+  if (!said) ++counted->failed_calls;
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - began;
+  counted->call_ns += static_cast<uint64_t>(took.count());
+  co_return answer;
+}
+
+Task<std::string> Peers::ask_over_one(const std::string& node, std::string_view method,
+                                      std::string_view body, Deadline deadline,
+                                      std::stop_token stop, Turn* turn, bool& said) {
   if (body.size() > kMaxCallBytes || method.empty() || method.size() > kMaxNameBytes)
     co_return invalid_argument("a call of {} with {} bytes, more than {}", quoted(method),
                                body.size(), kMaxCallBytes);
@@ -293,7 +309,8 @@ Task<std::string> Peers::ask_once(const std::string& node, std::string_view meth
   connection->set_patience({impl_->options.silence, deadline, stop});
   const Deadline asked = std::chrono::steady_clock::now();
   auto answer = co_await impl_->exchange(*connection, method, body);
-  if (answer || connection->error_was_said()) {
+  said = answer || connection->error_was_said();
+  if (said) {
     give_back(node, std::move(connection));
     co_return answer;
   }

@@ -121,6 +121,10 @@ class Peers {
   Task<std::string> ask_once(const std::string& node, std::string_view method,
                              std::string_view body, Deadline deadline, std::stop_token stop,
                              Turn* turn);
+  /// `said`: whether the node has answered, if only with an error.
+  Task<std::string> ask_over_one(const std::string& node, std::string_view method,
+                                 std::string_view body, Deadline deadline, std::stop_token stop,
+                                 Turn* turn, bool& said);
   Task<std::string> ask_in_turn(const Call& call, const Manner& manner,
                                 std::chrono::milliseconds timeout, std::stop_token stop,
                                 Turns& turns);

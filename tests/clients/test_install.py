@@ -43,6 +43,7 @@ class Install(unittest.TestCase):
             "share/fish/vendor_completions.d/ptc.fish", "share/fish/vendor_completions.d/ptcfs.fish",
             "share/ptcfs/python/README.md", "share/ptcfs/python/pyproject.toml", *(
                 f"share/ptcfs/python/ptc/{name}" for name in os.listdir(PACKAGE) if name != "__pycache__"),
+            *(f"share/ptcfs/monitoring/{name}" for name in ("grafana.json", "ptcfs.rules.test.yml", "ptcfs.rules.yml")),
             *(f"share/ptcfs/techniques/{name}" for name in ("accumulation", "ddp", "fsdp", "gpipe", "offload", "tensor", "trial.py")),
             "share/man/man1/ptc.1", "share/man/man5/ptcfs-layout.5", "share/man/man8/ptcfs.8",
             "share/zsh/site-functions/_ptc"]))

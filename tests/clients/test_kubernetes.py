@@ -120,7 +120,7 @@ class Manifests(unittest.TestCase):
         (port,) = service["spec"]["ports"]
         (endpoint,) = monitor["spec"]["endpoints"]
         self.assertEqual((endpoint["port"], port["targetPort"], port["port"]), (port["name"], "http", 9090))
-        self.assertLessEqual(set(endpoint), {"port", "path", "interval", "scrapeTimeout", "relabelings"})
+        self.assertLessEqual(set(endpoint), {"port", "path", "interval", "scrapeTimeout", "honorLabels", "relabelings"})
         self.assertIn(f'"{endpoint["path"]}"', mount.read_text(ROOT + "/fs/http/http_pages.cc"))
         self.assertLessEqual(int(endpoint["scrapeTimeout"][:-1]), int(endpoint["interval"][:-1]))
 
