@@ -267,10 +267,15 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, Health& health,
 }
 
 /// It says how the start goes on; pages follow when there is something to show.
-Result<std::unique_ptr<HttpServer>> serve_health(const std::optional<HttpAddress>& address,
-                                                 const Health& health) {
-  if (!address) return std::unique_ptr<HttpServer>();
-  PTC_TRY(auto server, HttpServer::listen(*address));
+Result<std::unique_ptr<HttpServer>> serve_health(const Options& options, const Health& health) {
+  if (!options.http) return std::unique_ptr<HttpServer>();
+  PTC_TRY(auto server, HttpServer::listen(*options.http));
+  if (!options.access_log.empty()) {
+    const bool as_json = options.log_format == LogFormat::kJson;
+    PTC_TRY(auto log, AccessLog::open(options.access_log,
+                                      as_json ? AccessFormat::kJson : AccessFormat::kText));
+    server->log_to(std::move(log));
+  }
   server->serve([&health](std::string_view path) { return health.answer(path); });
   return server;
 }
@@ -385,7 +390,7 @@ int run(Options& options, Ready ready) {
   auto was_dead = check_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);
   Health health;
-  auto http = serve_health(options.http, health);
+  auto http = serve_health(options, health);
   if (!http) return complain(http.error(), kSystemError);
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);

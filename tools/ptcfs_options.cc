@@ -49,11 +49,11 @@ Exit status: 0 mounted (with -f: ended well), 1 wrong usage, 2 system error,
 32 mount failed.)";
 
 const std::vector<std::string> kOwn = {
-    "store",     "memory",   "cache",    "quota-job", "quota-user",       "data-root",
-    "node",      "http",     "etcd",     "listen",    "advertise",        "cluster",
-    "secret",    "tls-ca",   "tls-cert", "tls-key",   "etcd-credentials", "etcd-ca",
-    "etcd-cert", "etcd-key", "lease",    "scrub",     "root-mode",        "patience",
-    "reserve",   "io-uring", "damaged",  "log-format"};
+    "store",     "memory",   "cache",    "quota-job",  "quota-user",       "data-root",
+    "node",      "http",     "etcd",     "listen",     "advertise",        "cluster",
+    "secret",    "tls-ca",   "tls-cert", "tls-key",    "etcd-credentials", "etcd-ca",
+    "etcd-cert", "etcd-key", "lease",    "scrub",      "root-mode",        "patience",
+    "reserve",   "io-uring", "damaged",  "log-format", "access-log"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -141,6 +141,8 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     options->log_format = value == "json" ? LogFormat::kJson : LogFormat::kText;
   } else if (key == "http") {
     PTC_TRY(options->http, HttpAddress::parse(value));
+  } else if (key == "access-log") {
+    options->access_log = value == "-" ? value : absolute_path(value);
   } else if (key == "etcd") {
     for (const std::string& list : CLI::detail::split(value, ','))
       for (const std::string& endpoint : CLI::detail::split(list, ';'))
@@ -354,6 +356,10 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
       "show jobs, layouts, traffic and metrics to browsers and Prometheus on this address: "
       "127.0.0.1:9090, [::1]:9090; :9090 is 127.0.0.1, port 0 any free one. Nobody is asked for "
       "a password. /healthz and /readyz say how the daemon is (default: off)");
+  add_own("access-log", "FILE",
+          "note there each request of --http: time, client, method, path, status, bytes and "
+          "seconds, as words of a line, or as JSON with --log-format json; - is standard output "
+          "(default: off)");
   add_own("etcd", "URL,…",
           "the etcd that the nodes of a cluster find each other and agree through: "
           "http://10.0.0.1:2379,http://10.0.0.2:2379 (default: a cluster of one)");
@@ -417,6 +423,13 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
     places.erase(places.begin());
   }
   options->place.mount_point = places[0];
+  options->foreground = options->foreground || options->mount.debug;
+  if (!options->access_log.empty() && !options->http)
+    return complain(invalid_argument("--access-log is of --http, which is not given"), kUsage);
+  if (options->access_log == "-" && !options->foreground)
+    return complain(invalid_argument("--access-log - wants -f: a daemon in the background has no "
+                                     "standard output; give a file"),
+                    kUsage);
   ClusterOptions& cluster = options->cluster;
   if (cluster.etcd.endpoints.empty() && !cluster.listen.empty())
     return complain(invalid_argument("--listen is for a cluster, which also needs --etcd"), kUsage);
@@ -425,7 +438,6 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   if (!cluster.etcd.endpoints.empty() || !options->node.empty()) {
     if (auto checked = check(cluster); !checked) return complain(checked.error(), kUsage);
   }
-  options->foreground = options->foreground || options->mount.debug;
   return std::nullopt;
 }
 

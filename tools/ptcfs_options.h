@@ -31,6 +31,7 @@ struct Options {
   bool reads_damaged = false;
   MemoryReserveOptions reserve{.follows = host_takes_free_memory()};
   std::optional<HttpAddress> http;
+  std::string access_log;  // empty: none
   std::vector<std::string> data_roots;
   QuotaLimit quota_user, quota_job;
   std::optional<mode_t> root_mode;  // left out: as it was, at first 0755

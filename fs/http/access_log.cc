@@ -10,6 +10,7 @@
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <cmath>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -22,8 +23,9 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kMostWaiting = 4096;    // lines
-constexpr size_t kMostPathBytes = 2048;  // of a line
+constexpr size_t kMostWaiting = 4096;                 // lines
+constexpr size_t kMostPathBytes = 2048;               // of a line
+constexpr auto kLastLines = std::chrono::seconds(1);  // may take so long at the end
 
 /// "2026-01-31T12:00:00.123+01:00"
 std::string time_with_zone(std::chrono::system_clock::time_point when) {
@@ -32,10 +34,9 @@ std::string time_with_zone(std::chrono::system_clock::time_point when) {
   tm parts = {};
   ::localtime_r(&seconds, &parts);
   const long minutes = parts.tm_gmtoff / 60, distance = minutes < 0 ? -minutes : minutes;
-  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}{}{:02}:{:02}",
-                     parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday, parts.tm_hour,
-                     parts.tm_min, parts.tm_sec, since.count() % 1000, minutes < 0 ? '-' : '+',
-                     distance / 60, distance % 60);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}{}{:02}:{:02}", parts.tm_year + 1900,
+                     parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec,
+                     since.count() % 1000, minutes < 0 ? '-' : '+', distance / 60, distance % 60);
 }
 
 /// One word of a line.
@@ -72,21 +73,24 @@ struct AccessLog::Impl {
   UniqueFd file;  // of the writer; none: standard output
 
   Mutex mutex;
-  StoppableConditionVariable changed;
+  ConditionVariable changed;
   std::deque<HttpAccess> waiting PTC_GUARDED_BY(mutex);
   uint64_t left_out PTC_GUARDED_BY(mutex) = 0;
+  bool ends PTC_GUARDED_BY(mutex) = false, ended PTC_GUARDED_BY(mutex) = false;
   bool failing = false;  // of the writer: said in the log
-  std::jthread writer;   // last: it uses the rest
 
   bool to_standard_output() const { return path == "-"; }
   Result<UniqueFd> open_file() const;
-  void write_all(std::stop_token stop);
+  void write_all();
   Result<> write(std::string_view lines);
 };
 
 Result<UniqueFd> AccessLog::Impl::open_file() const {
-  UniqueFd opened(::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0600));
-  if (opened.get() < 0) return errno_error(errno, "the access log " + path);
+  // A pipe that nobody reads is an error, and not waited for.
+  constexpr int kFlags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+  UniqueFd opened(::open(path.c_str(), kFlags, 0600));
+  if (opened.get() < 0 || ::fcntl(opened.get(), F_SETFL, O_APPEND) != 0)
+    return errno_error(errno, "the access log " + path);
   return opened;
 }
 
@@ -110,18 +114,18 @@ Result<> AccessLog::Impl::write(std::string_view lines) {
   return ok();
 }
 
-void AccessLog::Impl::write_all(std::stop_token stop) {
+void AccessLog::Impl::write_all() {
   ::pthread_setname_np(::pthread_self(), "ptcfs-access");
   for (;;) {
     std::deque<HttpAccess> taken;
     uint64_t lacking = 0;
     {
       MutexLock lock(mutex);
-      changed.wait(mutex, stop, [&]() PTC_REQUIRES(mutex) { return !waiting.empty(); });
+      changed.wait(mutex, [&]() PTC_REQUIRES(mutex) { return ends || !waiting.empty(); });
       taken.swap(waiting);
       lacking = std::exchange(left_out, 0);
     }
-    if (taken.empty()) return;  // it ends
+    if (taken.empty()) break;  // it ends
     std::string lines;
     for (const HttpAccess& access : taken) lines.append(access_line(access, format)).append("\n");
     Result<> done = write(lines);
@@ -132,19 +136,30 @@ void AccessLog::Impl::write_all(std::stop_token stop) {
       spdlog::warn("{} requests of --http are not noted: they came faster than {} could be written",
                    lacking, path);
   }
+  MutexLock lock(mutex);
+  ended = true;
+  changed.notify_all();
 }
 
-AccessLog::AccessLog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-AccessLog::~AccessLog() = default;
+AccessLog::AccessLog(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+/// A writer that hangs is left behind: it has what it needs.
+AccessLog::~AccessLog() {
+  MutexLock lock(impl_->mutex);
+  impl_->ends = true;
+  impl_->changed.notify_all();
+  impl_->changed.wait_for(impl_->mutex, kLastLines,
+                          [&]() PTC_REQUIRES(impl_->mutex) { return impl_->ended; });
+}
 
 Result<std::unique_ptr<AccessLog>> AccessLog::open(const std::string& path, AccessFormat format) {
-  auto impl = std::make_unique<Impl>();
+  auto impl = std::make_shared<Impl>();
   impl->path = path;
   impl->format = format;
   if (!impl->to_standard_output()) {
     PTC_TRY(impl->file, impl->open_file());
   }
-  impl->writer = std::jthread([of = impl.get()](std::stop_token stop) { of->write_all(stop); });
+  std::thread([impl] { impl->write_all(); }).detach();
   return std::unique_ptr<AccessLog>(new AccessLog(std::move(impl)));
 }
 

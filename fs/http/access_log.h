@@ -36,7 +36,7 @@ class AccessLog {
   /// `path`: a file that is appended to, made with mode 0600, and made anew once it was renamed or
   /// removed, as logrotate does; "-": standard output. Errors say what cannot be opened.
   static Result<std::unique_ptr<AccessLog>> open(const std::string& path, AccessFormat format);
-  /// Writes what it has.
+  /// Writes what it has, as far as that is done within a second.
   ~AccessLog();
 
   /// Waits for nothing.
@@ -44,8 +44,8 @@ class AccessLog {
 
  private:
   struct Impl;
-  explicit AccessLog(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit AccessLog(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;  // the writer has it, too
 };
 
 }  // namespace ptc

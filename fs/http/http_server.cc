@@ -106,6 +106,7 @@ struct HttpServer::Impl {
   std::vector<std::string> names{"localhost", machine_name()};
   std::string url;
   bool loopback = false;
+  std::unique_ptr<AccessLog> log;  // null: none
   AtOnce at_once;
   Answer answer;  // of the pages' thread
   asio::io_context io{1};
@@ -126,6 +127,7 @@ struct HttpServer::Impl {
   asio::awaitable<HttpReply> make_page(std::string target) const;
   asio::awaitable<HttpReply> page(std::string target);
   static Response response_to(const Request& request, HttpReply reply);
+  HttpAccess access_of(const Request& request, const beast::tcp_stream& stream) const;
 
   asio::awaitable<void> accept_all();
   asio::awaitable<void> serve(beast::tcp_stream stream);
@@ -239,6 +241,20 @@ Response HttpServer::Impl::response_to(const Request& request, HttpReply reply) 
   return response;
 }
 
+/// What is known of it before it is answered.
+HttpAccess HttpServer::Impl::access_of(const Request& request,
+                                       const beast::tcp_stream& stream) const {
+  HttpAccess access;
+  access.when = std::chrono::system_clock::now();
+  error_code error;
+  const tcp::endpoint client = stream.socket().remote_endpoint(error);
+  if (!error) access.client = client.address().to_string();
+  if (!request.is_header_done()) return access;
+  access.method = view(request.get().method_string());
+  access.path = view(request.get().target());
+  return access;
+}
+
 asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
   beast::flat_buffer buffer;
   for (;;) {
@@ -247,6 +263,9 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
     stream.expires_after(limits.request);
     auto [read_error, header_bytes] =
         co_await http::async_read_header(stream, buffer, request, kTuple);
+    const auto began = std::chrono::steady_clock::now();
+    HttpAccess access;
+    if (log != nullptr) access = access_of(request, stream);
     HttpReply reply;
     std::string page_wanted;
     if (read_error == http::error::header_limit)
@@ -264,6 +283,13 @@ asio::awaitable<void> HttpServer::Impl::serve(beast::tcp_stream stream) {
     const bool last = !response.keep_alive();
     stream.expires_after(limits.reply);
     auto [write_error, bytes] = co_await http::async_write(stream, response, kTuple);
+    if (log != nullptr) {
+      access.status = response.result_int();
+      access.bytes = bytes;
+      access.seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+      log->note(std::move(access));
+    }
     if (write_error) co_return;
     if (last) break;
   }
@@ -313,6 +339,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const HttpAddress& addres
   PTC_TRY(impl->listen(address));
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }
+
+void HttpServer::log_to(std::unique_ptr<AccessLog> log) { impl_->log = std::move(log); }
 
 void HttpServer::serve(AtOnce at_once) {
   impl_->at_once = std::move(at_once);

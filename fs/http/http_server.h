@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "fs/http/access_log.h"
 #include "store/base/error.h"
 
 namespace ptc {
@@ -56,6 +57,8 @@ class HttpServer {
   /// Closes every connection at once.
   ~HttpServer();
 
+  /// Notes each request there; before serve().
+  void log_to(std::unique_ptr<AccessLog> log);
   /// Once. Until show() all but what `at_once` answers is a 503.
   void serve(AtOnce at_once);
   /// Pages, from now on. Where one of them takes too long, others are a 503.

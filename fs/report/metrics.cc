@@ -18,7 +18,7 @@
 #include "fs/report/metrics_writer.h"
 #include "fs/report/reports.h"
 #include "fs/report/version.h"
-#include "store/tls/certificate_ends.h"
+#include "store/tls/certificate_spans.h"
 
 namespace ptc {
 namespace {
@@ -139,43 +139,60 @@ void write_agreement(MetricsWriter& out, Tree& tree) {
   out.single("ptcfs_agreement_decides", "gauge",
              "1 if this node reaches the agreement store and believes it; else it decides nothing.",
              decides ? 1 : 0);
+  // A cluster of one has none.
   const std::optional<NodeService> service = tree.store().service();
-  if (!service) return;
-  const AgreementNumbers& numbers = service->numbers;
-  out.single("ptcfs_agreement_lease_remaining_seconds", "gauge",
-             "How long this node's lease goes on at least; 0: it may have ended.",
-             numbers.lease_left_seconds);
-  out.single("ptcfs_agreement_lease_losses_total", "counter",
-             "How often the lease had ended, or may have, and the node had to join again.",
-             numbers.lease_losses);
-  out.single("ptcfs_agreement_term", "gauge",
-             "Of the agreement store's leader, as was heard last; it grows with each election.",
-             numbers.asked.term);
-  out.single("ptcfs_agreement_calls_total", "counter",
-             "Calls of the agreement store that ended, with an answer or without.",
-             numbers.asked.calls);
-  out.single("ptcfs_agreement_failed_calls_total", "counter", "Of these those without an answer.",
-             numbers.asked.failed_calls);
-  out.single("ptcfs_agreement_retries_total", "counter",
-             "Calls made once more, for an endpoint did not answer.", numbers.asked.retries);
-  out.single("ptcfs_agreement_call_seconds_total", "counter", "Time from calls to their ends.",
-             static_cast<double>(numbers.asked.call_ns) / 1e9);
+  auto one = [&](std::string_view name, std::string_view type, std::string_view help, auto number) {
+    out.family(name, type, help);
+    if (service) out.sample({}, number(service->numbers));
+  };
+  using Numbers = AgreementNumbers;
+  one("ptcfs_agreement_lease_remaining_seconds", "gauge",
+      "How long this node's lease goes on at least; 0: it may have ended.",
+      [](const Numbers& of) { return of.lease_left_seconds; });
+  one("ptcfs_agreement_lease_losses_total", "counter",
+      "How often the lease had ended, or may have, and the node had to join again.",
+      [](const Numbers& of) { return of.lease_losses; });
+  one("ptcfs_agreement_term", "gauge",
+      "Of the agreement store's leader, as was heard last; it grows with each election.",
+      [](const Numbers& of) { return of.asked.term; });
+  one("ptcfs_agreement_calls_total", "counter",
+      "Calls of the agreement store that ended, with an answer or without.",
+      [](const Numbers& of) { return of.asked.calls; });
+  one("ptcfs_agreement_failed_calls_total", "counter", "Of these those without an answer.",
+      [](const Numbers& of) { return of.asked.failed_calls; });
+  one("ptcfs_agreement_retries_total", "counter",
+      "Calls made once more, for an endpoint did not answer.",
+      [](const Numbers& of) { return of.asked.retries; });
+  one("ptcfs_agreement_call_seconds_total", "counter", "Time from calls to their ends.",
+      [](const Numbers& of) { return static_cast<double>(of.asked.call_ns) / 1e9; });
 }
 
 /// Read anew, for they are exchanged while the daemon runs. Of a file with several certificates the
 /// first one that ends counts; of authorities the last, for one that was replaced is left there.
 void write_certificates(MetricsWriter& out, Tree& tree) {
-  out.family("ptcfs_certificate_expiry_timestamp_seconds", "gauge",
-             "When the certificate that this option names ends, since the epoch.");
+  std::vector<std::pair<std::string_view, CertificateSpan>> spans;
   for (const std::string_view option : {"tls-ca", "tls-cert", "etcd-ca", "etcd-cert"}) {
     const json::value* path = tree.options().if_contains(option);
     if (path == nullptr || !path->is_string()) continue;
-    const auto ends = certificate_ends(std::string(path->get_string()));
-    if (!ends) continue;
-    out.sample(
-        {{"option", option}},
-        static_cast<double>(option.ends_with("-ca") ? ends.value().last : ends.value().first));
+    const auto all = certificate_spans(std::string(path->get_string()));
+    if (!all || all.value().empty()) continue;
+    const auto ends_before = [](const CertificateSpan& one, const CertificateSpan& other) {
+      return one.not_after < other.not_after;
+    };
+    const auto [first, last] =
+        std::minmax_element(all.value().begin(), all.value().end(), ends_before);
+    spans.emplace_back(option, option.ends_with("-ca") ? *last : *first);
   }
+  auto gauge = [&](std::string_view name, std::string_view help, int64_t CertificateSpan::*second) {
+    out.family(name, "gauge", help);
+    for (const auto& [option, span] : spans)
+      out.sample({{"option", option}}, static_cast<double>(span.*second));
+  };
+  gauge("ptcfs_certificate_not_after_timestamp_seconds",
+        "When the certificate that this option names ends, since the epoch.",
+        &CertificateSpan::not_after);
+  gauge("ptcfs_certificate_not_before_timestamp_seconds", "When it begins.",
+        &CertificateSpan::not_before);
 }
 
 /// What all nodes know alike; of several nodes the maximum says it, not the sum.

@@ -1,4 +1,5 @@
 """ptcfs --http: everything it shows agrees with the mount, and nobody can hold it up."""
+import datetime
 import http.client
 import json
 import os
@@ -335,6 +336,113 @@ class Starting(mount.TestCase):
         if os.path.exists("/proc/net/if_inet6") and mount.read_text("/proc/net/if_inet6"):
             with HttpMount("[::1]:0") as mounted:
                 self.assertEqual(mounted.ask("/metrics").status, 200)
+
+
+class AccessLog(mount.TestCase):
+    mount_type = HttpMount
+
+    def noted(self, *options):
+        """A mount that notes its requests in a file."""
+        return HttpMount(options=("--http", "{}", "--access-log", self.temporary("access"), *options))
+
+    def lines(self, count):
+        """So many, once they are there."""
+        def written():
+            path = self.temporary("access")
+            return mount.read_text(path).splitlines() if os.path.exists(path) else []
+        deadline = time.monotonic() + 20
+        while len(lines := written()) < count:
+            self.assertLess(time.monotonic(), deadline, lines)
+            time.sleep(0.02)
+        self.assertEqual(len(lines), count)
+        return lines
+
+    def asked(self, one):
+        """What is asked, and how many bytes come."""
+        began = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=1)
+        sent = ["GET /metrics?a=b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+                "HEAD /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+                "POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+                "GET /a%20b\xe4\"c HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "rubbish\r\n\r\n"]
+        answers = [received(one.raw(text.encode("latin-1"))) for text in sent]
+        return began, answers
+
+    def assert_noted(self, noted, began, answers):
+        """`noted`: tuples of time, client, method, path, status, bytes, seconds."""
+        expected = [("GET", "/metrics?a=b"), ("HEAD", "/healthz"), ("POST", "/"), ("GET", '/a%20b\\xE4"c'), ("", "")]
+        for (when, client, method, path, status, size, seconds), answer, of in zip(noted, answers, expected):
+            when = datetime.datetime.fromisoformat(when)
+            self.assertTrue(began <= when <= datetime.datetime.now(datetime.timezone.utc), when)
+            self.assertEqual(client, "127.0.0.1")
+            self.assertEqual((method, path.replace("xe4", "xE4")), of)
+            self.assertEqual((status, size), (int(answer.split()[1]), len(answer)))
+            self.assertTrue(0 <= seconds < 10)
+
+    def test_a_line_each(self):
+        with self.noted() as one:
+            asked = self.asked(one)
+            lines = self.lines(5)
+        self.assertEqual(os.stat(self.temporary("access")).st_mode & 0o777, 0o600)
+        words = [["" if word == "-" else word for word in line.split(" ")] for line in lines]
+        self.assert_noted([(*of[:4], int(of[4]), int(of[5]), float(of[6])) for of in words], *asked)
+
+    def test_an_object_each(self):
+        with self.noted("--log-format", "json") as one:
+            asked = self.asked(one)
+            lines = [json.loads(line) for line in self.lines(5)]
+        self.assertEqual(list(lines[0]), ["time", "client", "method", "path", "status", "bytes", "seconds"])
+        self.assert_noted([tuple(line.values()) for line in lines], *asked)
+
+    def test_a_file_that_is_rotated(self):
+        with self.noted() as one:
+            one.ask("/healthz")
+            self.lines(1)
+            os.rename(self.temporary("access"), self.temporary("access.1"))
+            one.ask("/readyz")
+            (line,) = self.lines(1)
+            self.assertIn(" /readyz ", line)
+            os.truncate(self.temporary("access"), 0)  # copytruncate
+            one.ask("/healthz")
+            (line,) = self.lines(1)
+            self.assertIn(" /healthz ", line)
+            os.remove(self.temporary("access"))
+            one.ask("/readyz")
+            self.lines(1)
+        self.assertEqual(len(mount.read_text(self.temporary("access.1")).splitlines()), 1)
+
+    def test_standard_output(self):
+        with HttpMount(options=("--http", "{}", "--access-log", "-")) as one:
+            one.ask("/healthz?7")
+            deadline = time.monotonic() + 20
+            while " GET /healthz?7 200 " not in mount.read_text(one.log):
+                self.assertLess(time.monotonic(), deadline)
+                time.sleep(0.02)
+
+    def test_what_is_not_read_holds_up_nobody(self):
+        os.mkfifo(self.temporary("access"))
+        reader = os.open(self.temporary("access"), os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        with self.noted() as one:
+            connection = http.client.HTTPConnection(*one.address(), timeout=20)
+            for _ in range(6000):  # more than a pipe holds, and than may wait
+                connection.request("GET", "/healthz")
+                self.assertEqual(connection.getresponse().read()[:5], b"mount")
+            connection.close()
+            began = time.monotonic()
+            one.stop()
+            self.assertLess(time.monotonic() - began, 8)
+
+    def test_refusals(self):
+        point, file = self.temporary("mnt"), self.temporary("access")
+        os.mkdir(point)
+        for options, status, said in ((("--access-log", file), 1, "--access-log is of --http"),
+                                      (("--http", ":0", "--access-log", "-"), 1, "--access-log - wants -f"),
+                                      (("-f", "--http", ":0", "--access-log", file + "/none/x"), 2, "the access log")):
+            done = subprocess.run([self.mount.bin + "/ptcfs", "--store", self.temporary("store"), *options, point],
+                                  capture_output=True, text=True, check=False, timeout=60)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(said, done.stderr)
+            self.assertFalse(mount.is_mounted(point))
 
 
 if __name__ == "__main__":

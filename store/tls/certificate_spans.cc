@@ -1,4 +1,4 @@
-#include "store/tls/certificate_ends.h"
+#include "store/tls/certificate_spans.h"
 
 #include <fcntl.h>
 #include <openssl/bio.h>
@@ -7,33 +7,36 @@
 #include <openssl/x509.h>
 #include <time.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
 
 #include "store/base/file.h"
 
 namespace ptc {
+namespace {
 
-Result<CertificateEnds> certificate_ends(const std::string& path) {
+/// 0: it says none.
+int64_t certificate_seconds(const ASN1_TIME* time) {
+  tm parts = {};
+  return time != nullptr && ::ASN1_TIME_to_tm(time, &parts) == 1 ? ::timegm(&parts) : 0;
+}
+
+}  // namespace
+
+Result<std::vector<CertificateSpan>> certificate_spans(const std::string& path) {
   constexpr size_t kMostBytes = 16 << 20;
   PTC_TRY(const std::string text, read_text_file(AT_FDCWD, path, kMostBytes));
   const std::unique_ptr<BIO, int (*)(BIO*)> bio(
       ::BIO_new_mem_buf(text.data(), static_cast<int>(text.size())), &::BIO_free);
-  std::optional<CertificateEnds> ends;
+  std::vector<CertificateSpan> spans;
   for (;;) {
     const std::unique_ptr<X509, void (*)(X509*)> certificate(
         ::PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr), &::X509_free);
     if (!certificate) break;
-    tm parts = {};
-    if (::ASN1_TIME_to_tm(::X509_get0_notAfter(certificate.get()), &parts) != 1) continue;
-    const int64_t end = ::timegm(&parts);
-    if (!ends) ends = CertificateEnds{end, end};
-    ends = CertificateEnds{std::min(ends->first, end), std::max(ends->last, end)};
+    spans.push_back({certificate_seconds(::X509_get0_notBefore(certificate.get())),
+                     certificate_seconds(::X509_get0_notAfter(certificate.get()))});
   }
   ::ERR_clear_error();
-  if (!ends) return invalid_argument("{} holds no certificate in PEM", path);
-  return *ends;
+  return spans;
 }
 
 }  // namespace ptc
