@@ -1,9 +1,11 @@
 """The numbers that a mount gives away are well formed, and they move with what is done."""
+import datetime
 import json
 import os
 import shutil
 import struct
 import subprocess
+import time
 import unittest
 
 import models
@@ -78,6 +80,59 @@ class Metrics(mount.TestCase):
         for kind in ("kept", "local", "moved", "minimum"):
             self.assertEqual(self.value("ptcfs_job_last_reshard_bytes", job=name, kind=kind),
                              plan["bytes"][kind], kind)
+
+    def test_the_newest_checkpoint(self):
+        job = self.committed()
+        said = datetime.datetime.fromisoformat(job.status()["checkpoints"][0]["time"]).timestamp()
+        self.assertAlmostEqual(self.value("ptcfs_job_newest_checkpoint_timestamp_seconds", job=job.name), said, delta=0.002)
+        models.Llama(2).write_hf(job.incoming("next") + "/rank/0")
+        job.commit("next")
+        self.assertGreater(self.value("ptcfs_job_newest_checkpoint_timestamp_seconds", job=job.name), said)
+        for name in ("lost_tensors", "unreadable_checkpoints", "missing_copy_bytes"):
+            self.assertEqual(self.metrics()[(f"ptcfs_job_{name}", (("job", job.name),))], 0)
+        for name in ("base", "next"):
+            self.mount.ptc("rm", "-y", "--force", f"{job.name}/{name}")
+        self.assertNotIn(("ptcfs_job_newest_checkpoint_timestamp_seconds", (("job", job.name),)), self.metrics())
+
+    def dataset(self, job):
+        return {name[len("ptcfs_dataset_"):]: int(value) for (name, labels), value in self.metrics().items()
+                if name.startswith("ptcfs_dataset_") and labels == (("job", job.name),)}
+
+    def data_set_state(self, job):
+        (state,) = [dict(labels)["state"] for (name, labels), value in self.metrics().items()
+                    if name == "ptcfs_dataset_state" and labels[0] == ("job", job.name) and value]
+        return state
+
+    def test_a_data_set(self):
+        job = self.committed()
+        self.assertEqual(self.dataset(job), {})
+        models.write_file(self.temporary("shards") + "/a.jsonl", b'{"a": 1}\n' * 60)
+
+        def save(name, text):
+            with open(job.file("dataset", name), "w", encoding="utf-8") as file:
+                file.write(text)
+        save("order.json", '{"batch": 12, "seed": 1, "epochs": 3}')
+        self.assertEqual(self.data_set_state(job), "no source.json")
+        self.assertEqual(self.dataset(job), {"read_errors": 0, "consumed_samples": 0})
+        save("source.json", json.dumps({"shards": self.temporary("shards")}))
+        deadline = time.monotonic() + 30
+        while self.data_set_state(job) != "ready":
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        run = {"read_errors": 0, "consumed_samples": 0, "epoch": 0, "samples": 60, "end_samples": 180, "batch_samples": 12,
+               "dp_ranks": 1, "generation": 1, "dp_changes": 0}
+        self.assertEqual(self.dataset(job), run)
+        save("consumed", "72")
+        self.assertEqual(self.dataset(job), {**run, "consumed_samples": 72, "epoch": 1})
+        job.set_layout(dp=2)
+        while self.dataset(job)["dp_ranks"] != 2:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        status = json.loads(mount.read_text(job.file("dataset/status.json")))
+        self.assertEqual(self.dataset(job), {**run, "consumed_samples": 72, "epoch": 1, "dp_ranks": 2, "dp_changes": 1,
+                                             "generation": int(status["generation"])})
+        self.assertGreater(int(status["generation"]), 1)
+        self.assertEqual(self.data_set_state(job), status["state"])
 
     def test_what_is_refused_is_counted(self):
         job = self.committed()

@@ -1,8 +1,11 @@
 """Mutual TLS between nodes and https to etcd: ends, strangers, and certificates and secrets that are exchanged under load."""
+import calendar
 import os
 import shutil
 import signal
+import subprocess
 import threading
+import time
 import unittest
 
 from authority import Authority
@@ -10,6 +13,7 @@ from cases import TestCase, layout_name, read
 import cluster
 from cluster import mount
 import models
+import prometheus
 
 
 class Certificates(TestCase):
@@ -48,6 +52,18 @@ class Certificates(TestCase):
             status = daemon.process.wait(timeout=30)
             daemon.process = None
             self.assertEqual(status, 0)
+
+    def test_when_they_end_is_told(self):
+        samples = prometheus.check(mount.read_text(self.nodes.path(0, ".ptc/metrics")))
+        options = mount.read_json(self.nodes.path(0, ".ptc/daemon.json"))["options"]
+        named = [option for option in ("tls-ca", "tls-cert", "etcd-ca", "etcd-cert") if option in options]
+        self.assertLessEqual({"tls-ca", "tls-cert"}, set(named))
+        for option in named:
+            for date, name in (("-enddate", "not_after"), ("-startdate", "not_before")):
+                said = subprocess.run(["openssl", "x509", "-noout", date, "-in", options[option]], capture_output=True, text=True,
+                                      check=True).stdout.strip().split("=")[1]
+                seconds = calendar.timegm(time.strptime(said, "%b %d %H:%M:%S %Y GMT"))
+                self.assertEqual(samples[(f"ptcfs_certificate_{name}_timestamp_seconds", (("option", option),))], seconds)
 
     def work(self, node, stop, done, refused):
         """Commits, edits, reads and removes for as long as it may, again and again while a node comes and goes."""

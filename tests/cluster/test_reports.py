@@ -69,6 +69,10 @@ class Reports(TestCase):
         self.nodes.start(1)
         self.nodes.wait_members()
         self.assertEqual(self.by_name(1)["w2"]["since"], since)
+        lost = self.job(0).status()["checkpoints"][0]["lost"]
+        self.assertGreater(len(lost), 0)
+        for node in (0, 1):
+            self.assertEqual(self.metrics(node)[("ptcfs_job_lost_tensors", (("job", self.name),))], len(lost))
         metrics = self.metrics(1)
         self.assertEqual([metrics[("ptcfs_cluster_node_up", (("node", f"w{node}"),))] for node in range(3)], [1, 1, 0])
         self.assertGreater(metrics[("ptcfs_cluster_node_since_seconds", (("node", "w2"),))], before - 1)
@@ -78,6 +82,33 @@ class Reports(TestCase):
         agreed = self.agreed()
         self.assertEqual(agreed["w2"]["state"], "up")
         self.assertGreater(agreed["w2"]["since"], since)
+        for node in range(3):
+            self.assertEqual(self.metrics(node)[("ptcfs_job_lost_tensors", (("job", self.name),))], 0)
+
+    def test_what_is_counted_of_calls(self):
+        """Of another node, and of etcd."""
+        self.commit(0, models.Llama(9))
+
+        def of_peer(node, name, peer):
+            return self.metrics(node)[(f"ptcfs_peer_{name}_total", (("peer", peer),))]
+        calls, failed, seconds = (of_peer(0, name, "w1") for name in ("calls", "failed_calls", "call_seconds"))
+        self.assertGreater(calls, failed)
+        self.assertTrue(0 < seconds < 600)
+        self.nodes.lose(0, 1)
+        self.nodes.lose(1, 0)
+        cluster.until(lambda: self.nodes_of(0) and of_peer(0, "failed_calls", "w1") > failed, "a call had no answer", 30)
+        self.nodes.lose_nothing()
+        cluster.until(lambda: self.nodes_of(0) and of_peer(0, "calls", "w1") - calls > of_peer(0, "failed_calls", "w1") - failed,
+                      "others have one again", 30)
+
+        def agreement(name):
+            return self.metrics(0)[(f"ptcfs_agreement_{name}", ())]
+        for _ in range(20):
+            self.assertTrue(0 < agreement("lease_remaining_seconds") <= self.LEASE)
+            time.sleep(0.1)
+        self.assertGreaterEqual(agreement("term"), 1)
+        self.assertGreater(agreement("calls_total"), 10)
+        self.assertGreater(agreement("call_seconds_total"), 0)
 
     def test_one_that_is_drained(self):
         self.commit(0, models.Llama(6))
@@ -109,6 +140,7 @@ class Reports(TestCase):
         for arguments in ((), (self.name,)):
             self.assertNotIn("agreement", self.said(0, *arguments))
         before = time.time()
+        counted = {name: self.metrics(0)[(f"ptcfs_agreement_{name}_total", ())] for name in ("failed_calls", "retries", "lease_losses")}
         self.nodes.partition(0, ("eth1",))
         cluster.until(lambda: "agreement" in self.nodes_of(0), "it says that nothing is decided", 20)
         agreement = self.nodes_of(0)["agreement"]
@@ -119,6 +151,10 @@ class Reports(TestCase):
         self.assertRegex(self.said(0, self.name), r"agreement away (for|since) .*nothing is decided")
         self.assertIn("nothing is decided", " ".join(self.nodes.nodes[0].ptc("top", "--once").stdout.split()))
         self.assertEqual([self.metrics(node)[("ptcfs_agreement_decides", ())] for node in (0, 1)], [0, 1])
+        self.assertEqual(self.metrics(0)[("ptcfs_agreement_lease_remaining_seconds", ())], 0)
+        for name in ("failed_calls", "retries"):
+            cluster.until(lambda name=name: self.metrics(0)[(f"ptcfs_agreement_{name}_total", ())] > counted[name], name, 30)
+        self.assertEqual(self.metrics(0)[("ptcfs_agreement_lease_losses_total", ())], counted["lease_losses"] + 1)
         self.assertEqual(mount.error_of(os.mkdir, self.nodes.path(0, "new")), "EAGAIN")
         held = models.read_safetensors(self.job(0).rank_file("base", layout_name(1, 1), 0))
         self.assertEqual(held, {tensor.name: tensor for tensor in model.rank_tensors(1, 1, 0, 0)})
