@@ -75,6 +75,7 @@ int run(int argc, char** argv) {
   add_top(app, context);
   add_ls(app, context);
   add_wait(app, context);
+  add_events(app, context);
   add_plan(app, context);
   add_layout(app, context);
   add_rules(app, context);

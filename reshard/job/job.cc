@@ -91,7 +91,10 @@ Result<std::string> Job::answer(PeerMethod method, std::string_view request) {
   return impl_->answer(method, request);
 }
 
+std::string Job::events_text() const { return impl_->events.text(); }
+
 void Job::start() {
+  impl_->events.begin(*impl_->knowledge.now());
   impl_->resharder.start(*impl_->services.reshards);
   impl_->hashing.start(*impl_->services.hashing);
   impl_->staged.start(*impl_->services.hashing);
@@ -101,6 +104,7 @@ void Job::start() {
 }
 
 void Job::stop() {
+  impl_->events.end();
   const std::vector<std::shared_ptr<CommitAttempt>> attempts = impl_->commits.stop();
   impl_->activities.stop_all();
   impl_->taken.stop();

@@ -189,6 +189,8 @@ class Job {
   JobNumbers numbers() const;     // what status.json and plan.json say in numbers, and counts
   std::string plan_json() const;  // "{}" before the first plan
   std::string plan_svg() const;   // the same as a picture
+  /// What has happened to it, as this node knows: JSON, a line an event (job_events.h).
+  std::string events_text() const;
 
   /// Where `current` points, relative to the job directory; nullopt while there is no checkpoint.
   std::optional<std::string> current_target() const;

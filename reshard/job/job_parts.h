@@ -23,6 +23,7 @@
 #include "reshard/job/doubts.h"
 #include "reshard/job/hash_queue.h"
 #include "reshard/job/job.h"
+#include "reshard/job/job_events.h"
 #include "reshard/job/job_peers.h"
 #include "reshard/job/job_place.h"
 #include "reshard/job/job_record.h"
@@ -52,9 +53,11 @@ struct Job::Impl {
   JobListener* const listener = place.listener;
   const JobPeers peers{place.which(), *services.cluster};
 
+  JobEvents events{place.dir + "/events.jsonl", services.node};
   /// What is known, and who is told of changes: those who wait for it, and what is done about it in
   /// the background.
-  JobKnowledge knowledge{[this] { resharder.wake(); }};
+  JobKnowledge knowledge{[this] { resharder.wake(); },
+                         [this] { events.note([this] { return knowledge.now(); }); }};
 
   // --- parts that stand alone: each has a lock of its own, or none ---
   Activities activities;

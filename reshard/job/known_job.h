@@ -153,8 +153,10 @@ class JobKnowledge {
  public:
   using Snapshot = std::shared_ptr<const KnownJob>;
 
-  /// `told`: called by tell(), without a lock.
-  explicit JobKnowledge(std::function<void()> told) : told_(std::move(told)) {}
+  /// `told`: called by tell(), without a lock. `updated`: by each update(), when its change can be
+  /// seen, and without this one's lock; must not wait for a part of the job.
+  explicit JobKnowledge(std::function<void()> told, std::function<void()> updated = {})
+      : told_(std::move(told)), updated_(std::move(updated)) {}
 
   /// Whoever holds one for long keeps the images of checkpoints that were removed meanwhile.
   Snapshot now() const {
@@ -166,6 +168,7 @@ class JobKnowledge {
   template <class Change>
   auto update(Change&& change) {
     Snapshot before;  // what only that had goes without the lock
+    const Updated after{updated_};
     MutexLock lock(mutex_);
     auto next = std::make_shared<KnownJob>(*now_);
     if constexpr (std::is_void_v<decltype(change(*next))>) {
@@ -192,7 +195,14 @@ class JobKnowledge {
   }
 
  private:
-  const std::function<void()> told_;
+  struct Updated {
+    const std::function<void()>& call;
+    ~Updated() {
+      if (call) call();
+    }
+  };
+
+  const std::function<void()> told_, updated_;
   mutable Mutex mutex_;
   mutable ConditionVariable changed_;
   Snapshot now_ PTC_GUARDED_BY(mutex_) = std::make_shared<const KnownJob>();

@@ -8,6 +8,7 @@
 //     (agreed_facts.h)
 //   <store>/images/<id>                              tensor bytes, immutable
 //   <store>/jobs/<job>/id                            which job of that name
+//   <store>/jobs/<job>/events.jsonl                  what has happened to it (job_events.h)
 //   <store>/jobs/<job>/files/                        what users write: incoming/, editors' files
 //   <store>/jobs/<job>/checkpoints/<id>/             manifest.json, headers.bin
 //

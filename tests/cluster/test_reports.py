@@ -1,5 +1,6 @@
 """What each node says of the cluster: all nodes, also those that are away, and no byte counted twice."""
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -109,6 +110,38 @@ class Reports(TestCase):
         self.assertGreaterEqual(agreement("term"), 1)
         self.assertGreater(agreement("calls_total"), 10)
         self.assertGreater(agreement("call_seconds_total"), 0)
+
+    def events(self, node):
+        told = self.nodes.nodes[node].ptc("events", self.name, "--json").stdout
+        return [json.loads(line) for line in told.splitlines()]
+
+    def test_what_has_happened(self):
+        """Each node tells it, of decisions of others, too; and each under its own name."""
+        self.commit(0, BigLlama(3), pp=2, devices=["w0:0", "w2:0"])
+        for node in range(3):
+            cluster.until(lambda node=node: {"commit", "reshard_ended"} <= {one["event"] for one in self.events(node)},
+                          f"w{node} has heard of both", 20)
+            self.assertEqual({one["node"] for one in self.events(node)}, {f"w{node}"})
+        ended = [[one for one in self.events(node) if one["event"] == "reshard_ended"][-1] for node in range(3)]
+        for one in ended:
+            self.assertEqual([one[key] for key in ("checkpoint", "to", "bytes_written", "bytes_moved", "seconds")],
+                             [ended[0][key] for key in ("checkpoint", "to", "bytes_written", "bytes_moved", "seconds")])
+        self.assertGreater(ended[0]["bytes_moved"], 0)
+        began = [one["node"] for node in range(3) for one in self.events(node) if one["event"] == "reshard_began"]
+        self.assertEqual(len(set(began)), 1)  # who leads it
+        self.nodes.kill(2)
+        self.nodes.wait_members()
+        for node in (0, 1):
+            cluster.until(lambda node=node: self.events(node)[-1]["event"] == "lost", f"w{node} misses tensors", 20)
+            went, lost = self.events(node)[-2:]
+            self.assertEqual((went["event"], went["which"]), ("node_went", "w2"))
+            self.assertEqual(lost["tensors_lost"], len(self.job(node).status()["checkpoints"][0]["lost"]))
+        self.nodes.start(2)
+        self.nodes.wait_members()
+        for node in (0, 1):
+            cluster.until(lambda node=node: self.events(node)[-1]["event"] == "found_again", f"w{node} finds them", 20)
+            self.assertEqual(self.events(node)[-2]["event"], "node_came")
+        self.assertEqual([one["event"] for one in self.events(2) if one["event"] == "daemon_started"], ["daemon_started"])
 
     def test_one_that_is_drained(self):
         self.commit(0, models.Llama(6))

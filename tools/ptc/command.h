@@ -45,6 +45,7 @@ std::pair<CLI::App*, Options*> add_command(CLI::App& app, Context& context, cons
 /// Each adds its subcommand to `app`; `context` outlives the app.
 void add_status(CLI::App& app, Context& context);
 void add_wait(CLI::App& app, Context& context);
+void add_events(CLI::App& app, Context& context);
 void add_ls(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_layout(CLI::App& app, Context& context);

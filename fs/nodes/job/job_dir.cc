@@ -19,12 +19,16 @@ namespace {
 
 // `rm -r` goes in this order: `current` must come before what it points to, or it would be gone by
 // itself when rm gets to it.
-constexpr OwnNamesDir::OwnName kOwnNames[] = {
-    {"layout.json", OwnNamesDir::Kind::kSaved},    {"rules.json", OwnNamesDir::Kind::kSaved},
-    {"status.json", OwnNamesDir::Kind::kText},     {"plan.json", OwnNamesDir::Kind::kText},
-    {"plan.svg", OwnNamesDir::Kind::kText},        {"current", OwnNamesDir::Kind::kLink},
-    {"dataset", OwnNamesDir::Kind::kDirectory},    {"incoming", OwnNamesDir::Kind::kDirectory},
-    {"checkpoints", OwnNamesDir::Kind::kDirectory}};
+constexpr OwnNamesDir::OwnName kOwnNames[] = {{"layout.json", OwnNamesDir::Kind::kSaved},
+                                              {"rules.json", OwnNamesDir::Kind::kSaved},
+                                              {"status.json", OwnNamesDir::Kind::kText},
+                                              {"plan.json", OwnNamesDir::Kind::kText},
+                                              {"plan.svg", OwnNamesDir::Kind::kText},
+                                              {"current", OwnNamesDir::Kind::kLink},
+                                              {"dataset", OwnNamesDir::Kind::kDirectory},
+                                              {"incoming", OwnNamesDir::Kind::kDirectory},
+                                              {"checkpoints", OwnNamesDir::Kind::kDirectory},
+                                              {".events.jsonl", OwnNamesDir::Kind::kUnlisted}};
 
 }  // namespace
 
@@ -106,7 +110,8 @@ FsResult<NodeRef> JobDir::own_node(const std::string& name) {
   }
   std::string (Job::*made)() const = name == "status.json" ? &Job::status_json
                                      : name == "plan.json" ? &Job::plan_json
-                                                           : &Job::plan_svg;
+                                     : name == "plan.svg"  ? &Job::plan_svg
+                                                           : &Job::events_text;
   auto text = [view, made] { return (view->job().*made)(); };
   // Made of these, or an error quotes what was wrong in them.
   auto owner = [view] {

@@ -31,6 +31,7 @@ FsResult<std::vector<DirEntry>> OwnNamesDir::list() {
   std::erase_if(entries, [&](const DirEntry& entry) { return own(entry.name) != nullptr; });
   for (uint64_t place = 1; const OwnName& one : names_) {
     const uint64_t own_place = place++;
+    if (one.kind == Kind::kUnlisted) continue;
     auto node = shown(std::string(one.name));
     if (!node || node.value() == nullptr) continue;
     PTC_TRY(auto stat, node.value()->attributes());

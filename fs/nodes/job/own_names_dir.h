@@ -33,7 +33,8 @@ class OwnNamesDir : public RealNode {
 
   struct OwnName {
     std::string_view name;
-    enum class Kind { kText, kSaved, kLink, kDirectory } kind;  // kSaved: editable() has it
+    // kSaved: editable() has it; kUnlisted: a text that is not listed
+    enum class Kind { kText, kSaved, kLink, kDirectory, kUnlisted } kind;
   };
   using Kind = OwnName::Kind;
 
