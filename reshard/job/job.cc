@@ -91,7 +91,10 @@ Result<std::string> Job::answer(PeerMethod method, std::string_view request) {
   return impl_->answer(method, request);
 }
 
-std::string Job::events_text() const { return impl_->events.text(); }
+std::string Job::events_text() const {
+  impl_->note_events();
+  return impl_->events.text();
+}
 
 void Job::start() {
   impl_->events.begin(*impl_->knowledge.now());

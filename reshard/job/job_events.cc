@@ -96,12 +96,13 @@ EventView EventView::of(const KnownJob& known, const EventView& before) {
     Checkpoint& one = view.checkpoints[name];
     const auto was = before.checkpoints.find(name);
     if (was != before.checkpoints.end() && was->second.id == record.id) one = was->second;
-    if (one.stored != record.stored || one.id != record.id || view.alive != before.alive) {
+    const std::shared_ptr<const StoredState> where = record.checkpoint->stored();
+    if (one.where.lock() != where || one.id != record.id) {
       one.id = record.id;
-      one.stored = record.stored;
-      one.layout = record.where->spec.name();
+      one.where = where;
+      one.layout = where->spec.name();
       one.tensors = record.checkpoint->model().tensors().size();
-      one.bytes = bytes_of(*record.where);
+      one.bytes = bytes_of(*where);
       one.lost = record.checkpoint->lost_tensors().size();
     }
     one.mended = record.mended;

@@ -24,14 +24,15 @@
 
 namespace ptc {
 
-/// What events tell of, of what is known: small, and holds no image.
+/// What events tell of, of what is known: small, and holds no image. Which nodes hold a checkpoint
+/// may change without an update of what is known.
 struct EventView {
   struct Checkpoint {
-    std::string id, layout, stored;
+    std::string id, layout;
+    std::weak_ptr<const StoredState> where;  // what `lost` and `bytes` were made of
     uint64_t tensors = 0, bytes = 0, lost = 0, damaged = 0;
     int64_t mended = 0;
     bool pinned = false;
-    friend bool operator==(const Checkpoint&, const Checkpoint&) = default;
   };
   std::map<std::string, Checkpoint, std::less<>> checkpoints;  // by name
   std::map<std::string, bool, std::less<>> unreadable;         // by name; true: lost

@@ -56,8 +56,11 @@ struct Job::Impl {
   JobEvents events{place.dir + "/events.jsonl", services.node};
   /// What is known, and who is told of changes: those who wait for it, and what is done about it in
   /// the background.
-  JobKnowledge knowledge{[this] { resharder.wake(); },
-                         [this] { events.note([this] { return knowledge.now(); }); }};
+  JobKnowledge knowledge{[this] {
+                           note_events();
+                           resharder.wake();
+                         },
+                         [this] { note_events(); }};
 
   // --- parts that stand alone: each has a lock of its own, or none ---
   Activities activities;
@@ -102,6 +105,9 @@ struct Job::Impl {
   Loop housekeeping;  // its steps are keep_house()
 
   // --- helpers ---
+  void note_events() {
+    events.note([this] { return knowledge.now(); });
+  }
   /// Of the checkpoint's stored state.
   PartShelf::ImageNames images_of(const std::string& id) const;
   HashQueue::Expected expected_of_files() const;

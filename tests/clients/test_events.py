@@ -33,6 +33,7 @@ class Events(mount.TestCase):
 
     def commit(self, name, seed=1):
         models.Llama(seed).write_hf(self.job.incoming(name) + "/rank/0")
+        models.write_file(self.job.incoming(name) + "/layout.json", b'{"tp": 1, "pp": 1, "dp": 1}')
         self.job.commit(name)
         self.job.wait()
 
