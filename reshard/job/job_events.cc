@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <boost/json/array.hpp>
 #include <boost/json/serialize.hpp>
+#include <iterator>
+#include <new>
 #include <utility>
 
 #include "store/base/file.h"
@@ -14,7 +17,7 @@
 namespace ptc {
 namespace {
 
-constexpr size_t kMostFileBytes = 64 << 20, kMostWhyBytes = 2000;
+constexpr size_t kMostFileBytes = 64 << 20, kMostWhyBytes = 2000, kMostNamedNodes = 16;
 
 /// Whole lines.
 std::string_view without_torn_end(std::string_view text) {
@@ -64,13 +67,19 @@ void add_checkpoint_events(const std::string& name, const EventView::Checkpoint&
   }
 }
 
-void add_node_events(std::string_view came, std::string_view went,
-                     const std::set<std::string>& before, const std::set<std::string>& after,
-                     std::vector<json::object>* events) {
-  for (const std::string& node : after)
-    if (!before.contains(node)) events->push_back({{"event", came}, {"which", node}});
-  for (const std::string& node : before)
-    if (!after.contains(node)) events->push_back({{"event", went}, {"which", node}});
+/// Of nodes that are among the second and not among the first.
+void add_node_event(std::string_view what, const std::vector<std::string>& before,
+                    const std::vector<std::string>& after, std::vector<json::object>* events) {
+  std::vector<std::string> nodes;
+  std::set_difference(after.begin(), after.end(), before.begin(), before.end(),
+                      std::back_inserter(nodes));
+  if (nodes.empty()) return;
+  const size_t more = nodes.size() - std::min(nodes.size(), kMostNamedNodes);
+  nodes.resize(nodes.size() - more);
+  json::object event = event_of(what);
+  event["nodes"] = json::array(nodes.begin(), nodes.end());
+  if (more > 0) event["more_nodes"] = more;
+  events->push_back(std::move(event));
 }
 
 /// Of a plan that is carried out: its checkpoint, and from where to where.
@@ -90,8 +99,10 @@ json::object event_of_plan(std::string_view what, const std::optional<LastReshar
 
 EventView EventView::of(const KnownJob& known, const EventView& before) {
   EventView view;
-  view.alive = {known.alive.begin(), known.alive.end()};
-  view.drained = {known.drained.begin(), known.drained.end()};
+  view.alive = known.alive;
+  view.drained = known.drained;
+  std::sort(view.alive.begin(), view.alive.end());
+  std::sort(view.drained.begin(), view.drained.end());
   for (const auto& [name, record] : known.checkpoints) {
     Checkpoint& one = view.checkpoints[name];
     const auto was = before.checkpoints.find(name);
@@ -132,8 +143,10 @@ EventView EventView::of(const KnownJob& known, const EventView& before) {
 
 std::vector<json::object> events_between(const EventView& before, const EventView& after) {
   std::vector<json::object> events;
-  add_node_events("node_came", "node_went", before.alive, after.alive, &events);
-  add_node_events("node_drained", "node_in_service", before.drained, after.drained, &events);
+  add_node_event("nodes_came", before.alive, after.alive, &events);
+  add_node_event("nodes_went", after.alive, before.alive, &events);
+  add_node_event("nodes_drained", before.drained, after.drained, &events);
+  add_node_event("nodes_in_service", after.drained, before.drained, &events);
   const auto why = [&after](json::object event) {
     event["why"] = printable(after.last_error, kMostWhyBytes);
     return event;
@@ -210,13 +223,14 @@ void JobEvents::begin(const KnownJob& known) {
                        {"checkpoints", seen_.checkpoints.size()}}});
 }
 
-void JobEvents::note(const std::function<std::shared_ptr<const KnownJob>()>& now) {
+void JobEvents::note(const std::function<std::shared_ptr<const KnownJob>()>& now) try {
   MutexLock lock(mutex_);
   if (!begun_) return;
   EventView view = EventView::of(*now(), seen_);
   std::vector<json::object> events = events_between(seen_, view);
   seen_ = std::move(view);
   if (!events.empty()) append(std::move(events));
+} catch (const std::bad_alloc&) {  // no memory: noted later, or not at all
 }
 
 void JobEvents::end() {

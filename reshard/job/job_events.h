@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +38,7 @@ struct EventView {
   int64_t revision = 0, in_force_revision = 0, layout_refused_ns = 0;
   std::string wanted, layout, current;
   std::optional<std::string> rules;
-  std::set<std::string> alive, drained;
+  std::vector<std::string> alive, drained;  // nodes, in order
   uint64_t commits_refused = 0, reshards_failed = 0, reshards_abandoned = 0;
   std::string last_error;
   KnownJob::PlanRef running;  // null: this node leads none
@@ -50,8 +49,8 @@ struct EventView {
   static EventView of(const KnownJob& known, const EventView& before);
 };
 
-/// What became of the first until the second: each with "event", and what it is about. A pure
-/// function.
+/// What became of the first until the second: each with "event", and what it is about. Nodes that
+/// came or went together are one event: a thousand of them push nothing else out. A pure function.
 std::vector<json::object> events_between(const EventView& before, const EventView& after);
 
 /// Threads: any. What cannot be written, for there is no room, say, is left out.

@@ -133,15 +133,15 @@ class Reports(TestCase):
         self.nodes.wait_members()
         for node in (0, 1):
             cluster.until(lambda node=node: "lost" in [one["event"] for one in self.events(node)], f"w{node} misses tensors", 20)
-            (went,) = [one for one in self.events(node) if one["event"] == "node_went"]
+            (went,) = [one for one in self.events(node) if one["event"] == "nodes_went"]
             (lost,) = [one for one in self.events(node) if one["event"] == "lost"]
-            self.assertEqual(went["which"], "w2")
+            self.assertEqual(went["nodes"], ["w2"])
             self.assertEqual(lost["tensors_lost"], len(self.job(node).status()["checkpoints"][0]["lost"]))
         self.nodes.start(2)
         self.nodes.wait_members()
         for node in (0, 1):
             cluster.until(lambda node=node: "found_again" in [one["event"] for one in self.events(node)], f"w{node} finds them", 20)
-            self.assertIn(("node_came", "w2"), [(one["event"], one.get("which")) for one in self.events(node)])
+            self.assertIn(("nodes_came", ["w2"]), [(one["event"], one.get("nodes")) for one in self.events(node)])
         self.assertEqual([one["event"] for one in self.events(2) if one["event"] == "daemon_started"], ["daemon_started"])
 
     def test_one_that_is_drained(self):

@@ -73,12 +73,21 @@ TEST(EventsBetween, LossesDamageAndNodes) {
   after.checkpoints["base"].damaged = 1;
   after.checkpoints["base"].mended = 1;
   after.checkpoints["base"].pinned = true;
-  EXPECT_THAT(
-      kinds_of(events_between(before, after)),
-      ElementsAre("node_came", "node_went", "node_drained", "pinned", "lost", "mended", "damage"));
-  EXPECT_THAT(kinds_of(events_between(after, before)),
-              ElementsAre("node_came", "node_went", "node_in_service", "unpinned", "found_again",
+  EXPECT_THAT(kinds_of(events_between(before, after)),
+              ElementsAre("nodes_came", "nodes_went", "nodes_drained", "pinned", "lost", "mended",
                           "damage"));
+  EXPECT_THAT(kinds_of(events_between(after, before)),
+              ElementsAre("nodes_came", "nodes_went", "nodes_in_service", "unpinned", "found_again",
+                          "damage"));
+}
+
+TEST(EventsBetween, AThousandNodesAreOneEvent) {
+  EventView before, after;
+  for (int node = 1000; node < 2000; ++node) after.alive.push_back(std::to_string(node));
+  const auto events = events_between(before, after);
+  ASSERT_THAT(kinds_of(events), ElementsAre("nodes_came"));
+  EXPECT_THAT(events[0].at("nodes").as_array(), SizeIs(16));
+  EXPECT_EQ(events[0].at("more_nodes").as_uint64(), 984u);
 }
 
 TEST(EventsBetween, WhyALayoutWasRefusedIsNotTold) {

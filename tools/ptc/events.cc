@@ -100,7 +100,12 @@ std::string about(const json::object& event) {
     add(fmt::format("{} pieces have no right copy", number_field(event, "without_a_right_copy")));
   else if (kind == "layout_refused") add("status.json said why");
   if (kind == "reshard_ended") add(format_duration(real_field(event, "seconds")));
-  add(text_field(event, "which"));
+  std::string nodes;
+  for (const std::string& node : text_list(array_field(event, "nodes")))
+    nodes += (nodes.empty() ? "" : " ") + node;
+  if (const uint64_t more = number_field(event, "more_nodes"); more > 0)
+    nodes += fmt::format(" and {} more", more);
+  add(nodes);
   add(text_field(event, "why"));
   return text;
 }
