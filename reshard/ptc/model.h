@@ -216,6 +216,15 @@ class Model {
   Result<Model> with_vocabulary(
       const std::function<Result<uint64_t>(uint64_t rows)>& multiple) const;
 
+  /// Of how many layers and experts there are parameters; 0: of none. Of adapters, and of layers
+  /// that predict further tokens, there are none. Cost: O(n), no name is looked at.
+  struct FoundNumbers {
+    uint32_t layers = 0, experts = 0;
+  };
+  FoundNumbers found_numbers() const;
+  /// The first tensor of each rule that has a `tied_head`.
+  std::vector<uint32_t> embeddings() const;
+
   /// Why layers' heads cannot be told, where config.json contradicts the tensors: one sentence for
   /// each that is another.
   std::vector<std::string> head_problems() const;

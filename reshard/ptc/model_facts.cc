@@ -10,31 +10,6 @@ uint64_t fact_of(const Model& model, std::string_view name) {
   return found == model.facts().numbers.end() ? 0 : found->second;
 }
 
-/// Of how many layers and experts there are tensors; 0: of none.
-struct FoundNumbers {
-  uint32_t layers = 0, experts = 0;
-};
-
-FoundNumbers found_numbers(const Model& model) {
-  FoundNumbers found;
-  RuleFinder finder(model.rules());
-  // Of adapters, and of layers that predict further tokens: these have no part in the numbers.
-  const Rule* const derived = model.rules().rules().data() + model.rules().written_rules();
-  for (const TensorInfo& tensor : model.tensors()) {
-    const auto match = finder.find(tensor.name);
-    if (!match || match->rule >= derived) continue;
-    if (match->name.layer && match->rule->stage == StagePlace::kLayer)
-      found.layers = std::max(found.layers, *match->name.layer + 1);
-    if (match->name.expert) found.experts = std::max(found.experts, *match->name.expert + 1);
-    if (const auto& along = match->rule->experts_along;
-        along && match->part_of == nullptr && *along < tensor.shape.size())
-      found.experts =
-          std::max(found.experts,
-                   static_cast<uint32_t>(std::min<uint64_t>(tensor.shape[*along], INT32_MAX)));
-  }
-  return found;
-}
-
 /// Both numbers of a fact that is contradicted.
 struct Contradiction {
   std::string_view fact;
@@ -53,7 +28,7 @@ Contradictions contradictions_of(const Model& model) {
   Contradictions result;
   const uint64_t layers = fact_of(model, "layers"), experts = fact_of(model, "experts");
   if (layers == 0 && experts == 0) return result;
-  const FoundNumbers found = found_numbers(model);
+  const Model::FoundNumbers found = model.found_numbers();
   if (found.layers != 0 && found.layers < layers) result.layers = {"layers", layers, found.layers};
   if (found.experts != 0 && experts != 0 && found.experts != experts)
     result.experts = {"experts", experts, found.experts};
@@ -69,13 +44,10 @@ std::string_view maybe_tied(const Model& model) {
         model.tensors().begin(), model.tensors().end(),
         [&](const TensorInfo& tensor) { return model.rules().matches(pattern, tensor.name); });
   };
-  RuleFinder finder(model.rules());
-  const Rule* const derived = model.rules().rules().data() + model.rules().written_rules();
-  for (const TensorInfo& tensor : model.tensors()) {
-    const auto match = finder.find(tensor.name);
-    if (!match || match->rule >= derived || !match->rule->tied_head) continue;
-    const Rule& rule = *match->rule;
-    if (!any(*rule.tied_head) && (!rule.tied_when || any(*rule.tied_when))) return tensor.name;
+  for (const uint32_t tensor : model.embeddings()) {
+    const std::string& name = model.tensors()[tensor].name;
+    const Rule& rule = *model.rules().find(name)->rule;
+    if (!any(*rule.tied_head) && (!rule.tied_when || any(*rule.tied_when))) return name;
   }
   return {};
 }
