@@ -1,6 +1,7 @@
 // ptcfs: the daemon. Finds the store, mounts, and waits for the end.
 #include <fcntl.h>
 #include <fmt/ranges.h>
+#include <limits.h>
 #include <malloc.h>
 #include <signal.h>
 #include <spdlog/sinks/rotating_file_sink.h>
@@ -17,16 +18,22 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "fs/http/health.h"
 #include "fs/http/http_pages.h"
+#include "fs/kernel/kept_mount.h"
 #include "fs/mount/beneath.h"
+#include "fs/mount/keeper.h"
 #include "fs/mount/mount_point.h"
 #include "fs/nodes/ask_file.h"
 #include "fs/report/version.h"
@@ -48,6 +55,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kStopWithin{10};
+constexpr milliseconds kRoomWithin{2000};  // for another daemon
 
 constexpr size_t kLogBytes =
     16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
@@ -105,7 +113,8 @@ constexpr int kStirred = SIGUSR1;  // to the main thread: there is something to 
 sigset_t block_signals() {
   sigset_t signals;
   ::sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, kStirred}) ::sigaddset(&signals, signal);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, kStirred, make_room_signal()})
+    ::sigaddset(&signals, signal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGIO, SIG_IGN);  // of a lease that is broken while it is probed
@@ -113,12 +122,12 @@ sigset_t block_signals() {
 }
 
 /// Whatever hangs at the end: the state is durable at every moment, so leaving is safe.
-void end_at_the_latest() {
-  std::thread([] {
-    std::this_thread::sleep_for(kStopWithin - seconds(1));
+void end_at_the_latest(milliseconds within = kStopWithin - seconds(1), int status = 0) {
+  std::thread([within, status] {
+    std::this_thread::sleep_for(within);
     spdlog::warn("something does not end; leaving it behind");
     spdlog::shutdown();
-    ::_exit(0);
+    ::_exit(status);
   }).detach();
 }
 
@@ -250,6 +259,15 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, Health& health,
     }
     if (signal == kStirred) housekeeping.stir();
     if (signal == 0 || signal == kStirred) continue;
+    if (signal == make_room_signal()) {
+      if (session.live_state() == nullptr) continue;
+      // What is not answered by then the kernel gives to the next one.
+      end_at_the_latest(kRoomWithin, kMadeRoom);
+      session.stop();
+      spdlog::info("another daemon serves {} from now on", path);
+      spdlog::shutdown();
+      ::_exit(kMadeRoom);
+    }
     health.leaves();
     spdlog::info("{}: unmounting {}", ::strsignal(signal), path);
     end_at_the_latest();
@@ -375,9 +393,54 @@ class Leaving {
   ClusterNode* node_;
 };
 
-/// Mounts and serves until the end. `ready` is called once the mount can be used.
+/// What a keeper gave to this process.
+struct Kept {
+  KeptBy by;
+  std::unique_ptr<LiveState> state;
+  std::unique_ptr<KeptMount> mount;
+
+  static Result<std::unique_ptr<Kept>> take(KeptBy by) {
+    PTC_TRY(auto state, LiveState::open(by.state.get()));
+    if (state->goes_on()) state->note_crash(by.killed);
+    auto mount = std::make_unique<KeptMount>(by.device.get(), *state);
+    return std::make_unique<Kept>(Kept{std::move(by), std::move(state), std::move(mount)});
+  }
+  bool goes_on() const { return state->goes_on(); }
+  /// What is open is in that store.
+  Result<> check_store(const std::string& directory) {
+    char* const named = state->header().store;
+    const size_t most = sizeof state->header().store - 1;
+    if (!goes_on()) {
+      std::strncpy(named, directory.c_str(), most);
+    } else if (directory.substr(0, most) != named) {
+      return invalid_argument(
+          "the mount's store is {}, and cannot become {} while it is mounted; unmount it, and "
+          "mount again",
+          named, directory);
+    }
+    return ok();
+  }
+  /// Once the mount can be used.
+  void serves(const Beneath& beneath) {
+    by.serves(goes_on() ? -1 : beneath.fd());
+    if (!mount->can_resend())
+      spdlog::warn(
+          "this kernel does not give out again what a daemon has taken and not answered (Linux "
+          "6.9 does): --keep survives planned upgrades only");
+    if (!goes_on()) return;
+    timespec now = {};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    const int64_t ns = int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+    spdlog::info("the mount goes on; the daemon before ended by {}, {:.3f} s ago", by.cause,
+                 static_cast<double>(ns - by.ended_ns) / 1e9);
+  }
+};
+
+/// Mounts and serves until the end. `ready` is called once the mount can be used. `kept`: null where
+/// there is no keeper.
 template <class Ready>
-int run(Options& options, Ready ready) {
+int run(Options& options, Kept* kept, Ready ready) {
+  const bool goes_on = kept != nullptr && kept->goes_on();
   keep_needed_capabilities();
   ::umask(077);  // the store is nobody else's
   raise_file_limit();
@@ -387,7 +450,8 @@ int run(Options& options, Ready ready) {
     auto allowed = check_allow_other();
     if (!allowed) return complain(allowed.error(), kMountFailure);
   }
-  auto was_dead = check_mount_point(options.mount.mount_point);
+  // Whoever looks at what is mounted there while nobody serves it waits for this process.
+  auto was_dead = goes_on ? Result<bool>(false) : check_mount_point(options.mount.mount_point);
   if (!was_dead) return complain(was_dead.error(), kMountFailure);
   Health health;
   auto http = serve_health(options, health);
@@ -395,6 +459,13 @@ int run(Options& options, Ready ready) {
   auto place = prepare_store_place(options.place);
   if (!place) return complain(place.error(), kSystemError);
   NewPlace new_place(place.value(), options.place);
+  if (kept != nullptr) {
+    if (auto same = kept->check_store(place.value().directory); !same)
+      return complain(same.error(), kUsage);
+    if (goes_on && !kept->by.foreground)
+      log_in_background(place.value().directory, options.log_format);
+    options.mount.kept = kept->mount.get();
+  }
   if (!place.value().note.empty()) spdlog::warn("{}", place.value().note);
   if (is_below(place.value().directory, options.mount.mount_point)) {
     return complain(
@@ -448,12 +519,16 @@ int run(Options& options, Ready ready) {
                  options.cluster.etcd.cluster, cluster->address(),
                  fmt::join(options.cluster.etcd.endpoints, ", "));
   }
-  auto beneath = mountable(options.mount.mount_point, was_dead.value());
+  auto beneath = goes_on
+                     ? Result<Beneath>(Beneath::taken_over(std::move(kept->by.beneath)))
+                     : mountable(options.mount.mount_point, was_dead.value());
   if (!beneath) return complain(beneath.error(), kMountFailure);
   options.mount.stirred = [self = ::pthread_self()] { ::pthread_kill(self, kStirred); };
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
-  if (is_lasting_mount_point(options.mount.mount_point)) {
+  if (goes_on) {
+    // It is as the first one left it.
+  } else if (is_lasting_mount_point(options.mount.mount_point)) {
     beneath.value().close();
   } else if (auto given_back = beneath.value().give_back(); !given_back) {
     spdlog::warn("{}", given_back.error().message());
@@ -461,6 +536,7 @@ int run(Options& options, Ready ready) {
 
   new_place.keep();
   ready(place.value());
+  if (kept != nullptr) kept->serves(beneath.value());
   spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {}{})",
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
                store.value()->job_count(), tree.passthrough().enabled() ? "on" : "off",
@@ -485,8 +561,14 @@ int run(Options& options, Ready ready) {
   return 0;
 }
 
-/// The parent's side of going into the background: its exit status says whether the mount works.
-int run_in_background(Options& options) {
+void let_go_of_terminal() {
+  const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd : {0, 1, 2}) ::dup2(null, fd);
+}
+
+/// Going into the background: the exit status of the parent says whether the mount works.
+/// `serve` is called in the child, with what tells the parent.
+int run_in_background(const std::function<int(const std::function<void(int)>& tell)>& serve) {
   int pipe_fds[2];
   if (::pipe2(pipe_fds, O_CLOEXEC) != 0) return complain(errno_error(errno, "pipe"), kSystemError);
   pid_t child = ::fork();
@@ -506,15 +588,54 @@ int run_in_background(Options& options) {
   ::close(pipe_fds[0]);
   ::setsid();
   if (::chdir("/") != 0) return kSystemError;
-  int status = run(options, [&](const StorePlace& place) {
-    log_in_background(place.directory, options.log_format);
-    int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int fd : {0, 1, 2}) ::dup2(null, fd);
-    unsigned char mounted = 0;
-    (void)!::write(pipe_fds[1], &mounted, 1);
+  return serve([&](int status) {
+    if (status == 0) let_go_of_terminal();
+    const auto told = static_cast<unsigned char>(status);
+    (void)!::write(pipe_fds[1], &told, 1);
     ::close(pipe_fds[1]);
   });
-  return status;
+}
+
+int start_keeper(const Options& options, int argc, char** argv) {
+  KeeperOptions keeper{.mount_point = options.mount.mount_point,
+                       .arguments = {argv, argv + argc},
+                       .foreground = options.foreground};
+  if (options.foreground) return keep_mount(keeper);
+  return run_in_background([&](const std::function<void(int)>& tell) {
+    keeper.started = tell;
+    return keep_mount(keeper);
+  });
+}
+
+/// A daemon that a keeper has started, for the first time or again.
+int run_kept(Options& options, KeptBy by) {
+  options.place.mount_point = options.mount.mount_point = by.mount_point;
+  const bool foreground = by.foreground;
+  if (!foreground && ::chdir("/") != 0) return kSystemError;
+  auto kept = Kept::take(std::move(by));
+  if (!kept) return complain(kept.error(), kSystemError);
+  return run(options, kept.value().get(), [&](const StorePlace& place) {
+    if (foreground || kept.value()->goes_on()) return;
+    log_in_background(place.directory, options.log_format);
+    let_go_of_terminal();
+  });
+}
+
+/// What is given beside the flag replaces all that was given before.
+int upgrade(const Options& options, int argc, char** argv) {
+  char self[PATH_MAX] = {};
+  if (::readlink("/proc/self/exe", self, sizeof self - 1) <= 0)
+    return complain(errno_error(errno, "/proc/self/exe"), kSystemError);
+  std::vector<std::string> arguments;
+  if (options.upgrade_has_options) {
+    for (int i = 0; i < argc; ++i)
+      if (std::string_view(argv[i]) != "--upgrade") arguments.emplace_back(argv[i]);
+  }
+  auto outage = ask_for_upgrade(options.mount.mount_point, self, arguments);
+  if (!outage) return complain(outage.error(), kSystemError);
+  fmt::print("ptcfs: upgraded {}; nobody served it for {:.3f} s\n", options.mount.mount_point,
+             static_cast<double>(outage.value().count()) / 1e6);
+  return 0;
 }
 
 int discard(const Options& options) {
@@ -538,11 +659,20 @@ int main_of(int argc, char** argv) {
   Options options;
   if (auto status = read_command_line(argc, argv, &options)) return *status;
   log_to_stderr(options.mount.debug, options.log_format);
+  if (auto by = kept_by()) return run_kept(options, *std::move(by));
   auto mount_point = resolve_mount_point(options.place.mount_point);
   if (!mount_point) return complain(mount_point.error(), kMountFailure);
   options.place.mount_point = options.mount.mount_point = mount_point.value();
   if (options.discard) return discard(options);
-  return options.foreground ? run(options, [](const StorePlace&) {}) : run_in_background(options);
+  if (options.upgrade) return upgrade(options, argc, argv);
+  if (options.keep) return start_keeper(options, argc, argv);
+  if (options.foreground) return run(options, nullptr, [](const StorePlace&) {});
+  return run_in_background([&](const std::function<void(int)>& tell) {
+    return run(options, nullptr, [&](const StorePlace& place) {
+      log_in_background(place.directory, options.log_format);
+      tell(0);
+    });
+  });
 }
 
 }  // namespace

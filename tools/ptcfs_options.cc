@@ -30,6 +30,7 @@ constexpr const char* kFooter =
 etcd=http://a:2379;http://b:2379):
   allow_other           other users may enter (needs user_allow_other in
                         /etc/fuse.conf unless root)
+  keep                  as --keep
   noexec, noatime, …    as mount(8) has them; ro is refused, for a job must be
                         able to write
 
@@ -41,6 +42,8 @@ Examples:
   ptcfs --node w1 --listen 10.0.0.1:7070 --secret /etc/ptcfs/secret
         --etcd http://10.0.0.9:2379 /mnt/ptc         one node of a cluster
   ptcfs -f /mnt/ptc                  in the foreground, log on stderr
+  ptcfs --keep /mnt/ptc              what is open outlives a daemon that dies
+  ptcfs --upgrade /mnt/ptc           this program serves it from now on
   umount /mnt/ptc                    ends it; what was committed is kept
   ptcfs --discard /mnt/ptc           frees what was kept
   none /mnt/ptc fuse.ptcfs memory=64G,allow_other,nofail 0 0     in /etc/fstab
@@ -214,6 +217,8 @@ Result<> take_mount_option(const std::string& option, Options* options) {
     options->mount.kernel_options.push_back(key);
   } else if (key == "allow_other") {
     options->mount.allow_other = true;
+  } else if (key == "keep") {
+    options->keep = true;
   } else if (is_in(kOwn, key)) {
     return take_own(key, equals == std::string::npos ? "" : option.substr(equals + 1), options);
   } else if (key == "ro") {
@@ -224,7 +229,7 @@ Result<> take_mount_option(const std::string& option, Options* options) {
     return invalid_argument("options cannot change while it is mounted; umount, then mount again");
   } else {
     std::vector<std::string> known = kOwn;
-    known.insert(known.end(), {"allow_other", "noexec", "noatime", "nodiratime"});
+    known.insert(known.end(), {"allow_other", "keep", "noexec", "noatime", "nodiratime"});
     const auto near = nearest_name(key, known);
     return invalid_argument("unknown option{}; ptcfs --help lists them",
                             near ? fmt::format(", is it '{}'?", *near) : "");
@@ -242,7 +247,7 @@ cli::Values values_of(const std::string& type, const cli::Typed&) {
   using enum cli::Values::Else;
   if (type == "DIR" || type == "MOUNTPOINT") return {{}, kDirectories};
   if (type != "OPT,…") return {};
-  cli::Values values{{"allow_other"}, kNothing};
+  cli::Values values{{"allow_other", "keep"}, kNothing};
   for (const std::string& name : kOwn) values.words.push_back(name + "=");
   values.words.insert(values.words.end(), kKernels.begin(), kKernels.end());
   return values;
@@ -399,6 +404,12 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "how long a node may be silent before it counts as gone (default: 5)");
   app.add_flag("--discard", options->discard,
                "do not mount: free what an earlier mount on MOUNTPOINT has kept");
+  app.add_flag("--keep", options->keep,
+               "the mount, and what is open in it, outlives the daemon: a small process keeps it, "
+               "and starts the daemon again when it dies. Needs root; goes without io_uring");
+  app.add_flag("--upgrade", options->upgrade,
+               "do not mount: let this program serve MOUNTPOINT, which is mounted with --keep, "
+               "with the options given here, or else as before");
   app.add_flag("-d,--debug", options->mount.debug, "log every request; implies -f");
   if (cli::answer_completion(app, argc, argv, values_of)) return 0;
   try {
@@ -438,6 +449,18 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   if (!cluster.etcd.endpoints.empty() || !options->node.empty()) {
     if (auto checked = check(cluster); !checked) return complain(checked.error(), kUsage);
   }
+  // Beside the mount point and the flag itself.
+  options->upgrade_has_options = argc > 3;
+  if (options->keep && options->mount.io_uring == IoUring::kOn)
+    return complain(invalid_argument("--keep goes without io_uring: of what the kernel has given "
+                                     "out that way nothing comes again when a daemon has died"),
+                    kUsage);
+  if (options->keep) options->mount.io_uring = IoUring::kOff;
+  if (options->keep && ::geteuid() != 0 && !options->upgrade)
+    return complain(make_error(Code::kPermissionDenied,
+                               "--keep needs root: users mount by fusermount3, which gives the "
+                               "mount to one process alone"),
+                    kUsage);
   return std::nullopt;
 }
 

@@ -39,6 +39,9 @@ struct Options {
   LogFormat log_format = LogFormat::kText;
   bool foreground = false;
   bool discard = false;
+  bool keep = false;     // a keeper has the mount, and starts daemons that serve it
+  bool upgrade = false;  // ask one to start another
+  bool upgrade_has_options = false;
 };
 
 /// Fills `options`; or says what there is to say (help, a completion, what is wrong) and returns

@@ -210,15 +210,20 @@ void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t t
 
 /// The reply of open and create: whether the file stays open depends on whether the kernel took it.
 template <class Send>
-void reply_opened(FuseRequest& request, OpenFiles& open_files, uint64_t node, Opened opened,
-                  fuse_file_info* info, Send send) {
+void reply_opened(FuseRequest& request, OpenFiles& open_files, uint64_t number_of_request,
+                  uint64_t node, Opened opened, fuse_file_info* info, Send send) {
   info->direct_io = opened.mode == IoMode::kDirect;
   info->keep_cache = opened.mode == IoMode::kKeepCache && opened.backing_id == 0;
   // Only a written file has something to say at its close; a reader's succeeds without a daemon,
   // too.
   info->noflush = (info->flags & O_ACCMODE) == O_RDONLY;
-  info->fh =
-      open_files.add({std::move(opened.handle), node, info->flags, opened.mode, opened.backing_id});
+  info->fh = open_files.add({.handle = std::move(opened.handle),
+                             .node = node,
+                             .flags = info->flags,
+                             .mode = opened.mode,
+                             .backing_id = opened.backing_id,
+                             .caller = request.caller(),
+                             .request = number_of_request & ~kResentBit});
   reply_backing_id() = opened.backing_id;
   const uint64_t number = info->fh;  // what is sent may be closed at once
   bool delivered = request.reply(send);
@@ -227,11 +232,12 @@ void reply_opened(FuseRequest& request, OpenFiles& open_files, uint64_t node, Op
 }
 
 void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  auto open = [&open_files = session_of(raw).open_files(), inode, reply_info = *info](
-                  FuseRequest& request, Node& node) mutable -> FsResult<> {
+  auto open = [&open_files = session_of(raw).open_files(), inode, number = served_request(),
+               reply_info = *info](FuseRequest& request, Node& node) mutable -> FsResult<> {
+    if ((number & kResentBit) != 0) open_files.drop_unanswered(number & ~kResentBit);
     PTC_TRY(auto opened, node.open(request.caller(), reply_info.flags));
     node.note_opened();
-    reply_opened(request, open_files, inode, std::move(opened), &reply_info,
+    reply_opened(request, open_files, number, inode, std::move(opened), &reply_info,
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
     return ok();
   };
@@ -240,14 +246,17 @@ void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
 
 void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
                fuse_file_info* info) {
+  const uint64_t number = served_request();
   auto create = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
+    if ((number & kResentBit) != 0)
+      session_of(raw).open_files().drop_unanswered(number & ~kResentBit);
     PTC_TRY(auto created, directory.create(request.caller(), checked, mode, info->flags));
     PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
     ToldNodes told(request.tree().table());
     entry.ino = told.remember(created.node, directory, checked);
-    reply_opened(request, session_of(raw).open_files(), entry.ino, std::move(created.opened), info,
-                 [&](fuse_req_t r) {
+    reply_opened(request, session_of(raw).open_files(), number, entry.ino,
+                 std::move(created.opened), info, [&](fuse_req_t r) {
                    const int error = fuse_reply_create(r, &entry, info);
                    if (error == 0) told.delivered();
                    return error;
@@ -306,8 +315,8 @@ void on_flush(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
 void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
   // Closed also where the request is refused: there is no second one.
   auto file = std::make_shared<OpenFile>(session_of(raw).open_files().take(info->fh));
-  if (file->handle == nullptr) return refuse(raw, Op::kRelease, inode, EBADF);
-  const Awaited* awaited = awaited_by_save(*file->handle);
+  if (file->node == 0) return refuse(raw, Op::kRelease, inode, EBADF);
+  const Awaited* awaited = file->handle != nullptr ? awaited_by_save(*file->handle) : nullptr;
   auto close = [file = std::move(file)](FuseRequest& request) -> FsResult<> {
     file->handle.reset();
     request.done_ok();
@@ -427,6 +436,11 @@ void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
 int32_t& reply_backing_id() {
   static thread_local int32_t id = 0;
   return id;
+}
+
+uint64_t& served_request() {
+  static thread_local uint64_t unique = 0;
+  return unique;
 }
 
 FsResult<fuse_entry_param> entry_of(Tree& tree, Node& node) {

@@ -172,6 +172,11 @@ void serve_file(fuse_req_t raw, Op op, fuse_ino_t id, const fuse_file_info* info
 /// Every operation, for fuse_session_new().
 const fuse_lowlevel_ops& fuse_operations();
 
+/// The number of the request that this thread has received last, with the highest bit set where the
+/// kernel gives it out once more.
+uint64_t& served_request();
+inline constexpr uint64_t kResentBit = uint64_t{1} << 63;
+
 /// What the reply of open or create on this thread is to carry: a backing id, or 0. The session
 /// puts it into the bytes of the reply, where this libfuse has no field for it.
 int32_t& reply_backing_id();

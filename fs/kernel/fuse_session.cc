@@ -88,6 +88,19 @@ void log_for_libfuse(enum fuse_log_level level, const char* format, va_list argu
   spdlog::log(level <= FUSE_LOG_ERR ? spdlog::level::warn : spdlog::level::debug, "{}", line);
 }
 
+Result<> mount_kept(KeptMount& kept, const MountOptions& options) {
+  std::string data = fmt::format("default_permissions,max_read={}", kMaxRequest);
+  unsigned long flags = 0;
+  for (const std::string& option : options.kernel_options) {
+    if (option == "noexec") flags |= MS_NOEXEC;
+    else if (option == "noatime") flags |= MS_NOATIME;
+    else if (option == "nodiratime") flags |= MS_NODIRATIME;
+    else if (option == "sync") flags |= MS_SYNCHRONOUS;
+    else if (option == "dirsync") flags |= MS_DIRSYNC;
+  }
+  return kept.mount(options.mount_point, options.source, data, options.allow_other, flags);
+}
+
 FuseSession* session_of(void* userdata) { return static_cast<FuseSession*>(userdata); }
 
 /// fusermount3 -u[z], for those who may not umount(2).
@@ -167,6 +180,12 @@ Result<> FuseSession::start() {
   }
   std::string mount_options = fmt::format(
       "default_permissions,nosuid,nodev,fsname={},subtype=ptcfs,max_read={}", source, kMaxRequest);
+  KeptMount* const kept = options_.kept;
+  if (kept != nullptr) {
+    tree_.table().keep_in(kept->state(),
+                          [this](uint64_t id, Node& node) { open_files_.found(id, node); });
+    open_files_.keep_in(kept->state(), tree_.table(), tree_.passthrough());
+  }
   if (options_.allow_other) mount_options += ",allow_other";
   for (const std::string& option : options_.kernel_options) mount_options += "," + option;
   fuse_set_log_func(&log_for_libfuse);
@@ -184,14 +203,19 @@ Result<> FuseSession::start() {
 
   tree_.set_root(tree_.table().intern(std::make_shared<RootDir>(tree_)));
   tree_.table().remember_root(tree_.root().shared_from_this());
-  if (fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
+  if (kept == nullptr && fuse_session_mount(session_, options_.mount_point.c_str()) != 0) {
     return make_error(Code::kUnavailable, "mounting {} failed: {}", options_.mount_point,
                       why_not_mounted(options_.mount_point, last_complaint()));
+  }
+  if (kept != nullptr && !kept->goes_on()) {
+    PTC_TRY(mount_kept(*kept, options_));
   }
   fuse_custom_io io = {};
   io.writev = &FuseSession::on_write;
   io.read = &FuseSession::on_read;
-  int fd = fuse_session_fd(session_);
+  // The session closes its own.
+  int fd = kept != nullptr ? ::fcntl(kept->device(), F_DUPFD_CLOEXEC, 0) : fuse_session_fd(session_);
+  if (fd < 0) return errno_error(errno, "/dev/fuse");
   if (int error = fuse_session_custom_io(session_, &io, fd); error != 0) {
     return errno_error(-error, "connecting libfuse to the kernel");
   }
@@ -199,7 +223,11 @@ Result<> FuseSession::start() {
   struct sigaction wake = {};
   wake.sa_handler = [](int) {};
   ::sigaction(kWakeSignal, &wake, nullptr);  // no SA_RESTART: read() returns
+  if (kept != nullptr && kept->goes_on()) {
+    PTC_TRY(go_on());
+  }
   PTC_TRY(servers_.start());
+  serves_ = true;
   UniqueLock lock(mutex_);
   const auto any = [&]() PTC_REQUIRES(mutex_) { return greeted_ || servers_.threads() == 0; };
   if (!changed_.wait_for(mutex_, std::chrono::seconds(10), any) || !greeted_) {
@@ -212,10 +240,34 @@ Result<> FuseSession::start() {
   return ok();
 }
 
+/// All that must be so before the kernel's first request is read.
+Result<> FuseSession::go_on() {
+  KeptMount& kept = *options_.kept;
+  fuse_buf greeting = {};
+  const int got = fuse_session_receive_buf(session_, &greeting);
+  if (got > 0) fuse_session_process_buf(session_, &greeting);
+  std::free(greeting.mem);
+  PTC_TRY(kept.agreed());
+  {
+    MutexLock lock(mutex_);
+    if (!greeted_) return make_error(Code::kInternal, "the kernel's greeting was not kept");
+  }
+  if (tree_.passthrough().enabled()) tree_.passthrough().close_others(open_files_.backing_ids());
+  // What changed since the last one has ended nobody has told the kernel; and what it does not ask
+  // for is not looked for, so that later changes would not be told either.
+  for (const uint64_t id : tree_.table().not_found_yet())
+    (void)fuse_lowlevel_notify_inval_inode(session_, id, -1, 0);
+  expire_names();
+  open_files_.reopen_writers();
+  return kept.resend();
+}
+
 FuseSession::~FuseSession() {
   if (session_ == nullptr) return;
   tree_.set_kernel_cache(nullptr);
-  bool clean = unmount();
+  // What this process cannot go on with is for its keeper, and perhaps for another.
+  const bool leaves = options_.kept != nullptr && options_.kept->goes_on() && !serves_;
+  bool clean = !leaves && unmount();
   stop();
   tree_.passthrough().stop();
   // Frees what libfuse remembers of the mount; it sees that there is nothing left to unmount. After
@@ -234,6 +286,7 @@ bool FuseSession::note_waiting(int change) {
 
 void FuseSession::serve_requests(ServerThreads::Place& place) {
   fuse_buf buffer = {};
+  LiveState::Serving serving(live_state());
   while (!fuse_session_exited(session_) && !place.is_spare()) {
     place.receives();
     const int got = fuse_session_receive_buf(session_, &buffer);
@@ -244,10 +297,25 @@ void FuseSession::serve_requests(ServerThreads::Place& place) {
       continue;
     }
     if (got <= 0) break;  // unmounted
-    fuse_session_process_buf(session_, &buffer);
+    InHeader header;
+    std::memcpy(&header, buffer.mem, sizeof header);
+    served_request() = header.unique;
+    serving.begin(header.unique);
+    if (live_state() == nullptr || !refuse_poison(header.unique))
+      fuse_session_process_buf(session_, &buffer);
+    serving.end();
     place.served();
   }
   std::free(buffer.mem);
+}
+
+/// Daemons have died of it: whoever asks for it is told so, and not the next one.
+bool FuseSession::refuse_poison(uint64_t unique) {
+  if (!live_state()->is_poison(unique)) return false;
+  spdlog::error("a request is refused: while it was served, more than one daemon has ended");
+  const OutHeader refusal = {sizeof refusal, -EIO, unique};
+  (void)!::write(options_.kept->device(), &refusal, sizeof refusal);
+  return true;
 }
 
 std::string FuseSession::trouble() {
@@ -351,7 +419,9 @@ void FuseSession::set_read_ahead() const {
 }
 
 ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) {
-  ssize_t got = ::read(fd, buffer, size);
+  KeptMount* const kept = session_of(userdata)->options_.kept;
+  const bool heard_before = kept != nullptr && kept->has_greeting();
+  ssize_t got = heard_before ? kept->read_greeting(buffer, size) : ::read(fd, buffer, size);
   if (got >= static_cast<ssize_t>(sizeof(InHeader) + sizeof(InitIn))) {
     InHeader header;
     std::memcpy(&header, buffer, sizeof(header));
@@ -362,6 +432,8 @@ ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) 
       self->kernel_minor_ = init.minor;
       self->kernel_flags_ = init.flags | (uint64_t{init.flags2} << 32);
       self->init_request_ = header.unique;
+      if (kept != nullptr)
+        kept->save_greeting({static_cast<std::byte*>(buffer), static_cast<size_t>(got)});
     }
   }
   return got;
@@ -459,7 +531,9 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     self->init_request_ = 0;
     self->answer_init(iov, count);
     self->tree_.set_kernel_cache(self);  // before the kernel asks, and so remembers, anything
-    ssize_t written = ::writev(fd, iov, count);
+    KeptMount* const kept = self->options_.kept;
+    ssize_t written = header.length;
+    if (kept == nullptr || kept->answers_greeting(iov, count)) written = ::writev(fd, iov, count);
     int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
                                                           : EOPNOTSUPP;
     if (error != 0) {

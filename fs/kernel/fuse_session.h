@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fs/kernel/kept_mount.h"
 #include "fs/kernel/request_rings.h"
 #include "fs/kernel/server_threads.h"
 #include "fs/kernel/stuck_check.h"
@@ -40,6 +41,9 @@ struct MountOptions {
   /// Called by any thread, and does not wait: the mount is going, or it is used again
   /// (FuseSession::tell_next_use).
   std::function<void()> stirred = [] {};
+  /// Where a keeper has the mount: it goes on when this process ends without unmount(). Null: not
+  /// so. It outlives the session.
+  KeptMount* kept = nullptr;
 };
 
 /// Order: mount(), then unmount() (or somebody else's umount), then wait() and destruction.
@@ -53,6 +57,7 @@ class FuseSession : public KernelCache {
   Tree& tree() const { return tree_; }
   Waits& waits() { return waits_; }
   OpenFiles& open_files() { return open_files_; }
+  LiveState* live_state() { return options_.kept != nullptr ? &options_.kept->state() : nullptr; }
   bool uses_io_uring() const { return rings_ != nullptr && !no_rings_.has_error(); }
 
   /// True once the mount is gone and all threads have ended.
@@ -88,6 +93,8 @@ class FuseSession : public KernelCache {
  private:
   FuseSession(Tree& tree, const MountOptions& options);
   Result<> start();
+  Result<> go_on();
+  bool refuse_poison(uint64_t unique);
   void serve_requests(ServerThreads::Place& place);
   bool note_waiting(int change);
   void set_read_ahead() const;
@@ -101,6 +108,7 @@ class FuseSession : public KernelCache {
   Tree& tree_;
   const MountOptions options_;
   fuse_session* session_ = nullptr;
+  bool serves_ = false;  // it has begun to
   Mutex mutex_;
   ConditionVariable changed_;
   bool greeted_ PTC_GUARDED_BY(mutex_) = false;

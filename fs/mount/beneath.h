@@ -20,6 +20,9 @@ class Beneath {
  public:
   /// Before it is mounted over.
   static Result<Beneath> open(const std::string& path);
+  /// What another process has opened before it mounted over it.
+  static Beneath taken_over(UniqueFd fd) { return Beneath(std::move(fd)); }
+  int fd() const { return fd_.get(); }
 
   /// The first names in it, at most `most`.
   std::vector<std::string> names(size_t most) const;

@@ -19,20 +19,6 @@
 namespace ptc {
 namespace {
 
-/// Undoes mountinfo's \040 for a space.
-std::string unescaped(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      out += static_cast<char>(std::strtol(std::string(text.substr(i + 1, 3)).c_str(), nullptr, 8));
-      i += 3;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
 bool unmount_by_force(const std::string& path) {
   // By force: requests that the dead daemon never answered must end, or their callers wait for
   // ever.
@@ -51,6 +37,19 @@ bool unmount_by_force(const std::string& path) {
 
 }  // namespace
 
+std::string unescaped_path(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size()) {
+      out += static_cast<char>(std::strtol(std::string(text.substr(i + 1, 3)).c_str(), nullptr, 8));
+      i += 3;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
 Result<std::vector<MountEntry>> mounted_file_systems() {
   PTC_TRY(auto text, read_text_file(AT_FDCWD, "/proc/self/mountinfo", 64 << 20));
   std::vector<MountEntry> entries;
@@ -62,9 +61,9 @@ Result<std::vector<MountEntry>> mounted_file_systems() {
     std::istringstream left(line.substr(0, separator)), right(line.substr(separator + 3));
     std::string field;
     for (int i = 0; i < 5; ++i) left >> field;
-    entry.mount_point = unescaped(field);
+    entry.mount_point = unescaped_path(field);
     right >> entry.type >> field;
-    entry.source = unescaped(field);
+    entry.source = unescaped_path(field);
     entries.push_back(std::move(entry));
   }
   return entries;

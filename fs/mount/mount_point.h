@@ -16,6 +16,8 @@ struct MountEntry {
   std::string mount_point, type, source;
 };
 Result<std::vector<MountEntry>> mounted_file_systems();
+/// A path as mountinfo has it, with \040 for a space, as it is.
+std::string unescaped_path(std::string_view text);
 /// What is mounted exactly on `path` (absolute, no symbolic links), the topmost; nullopt: nothing.
 std::optional<MountEntry> mounted_on(const std::string& path);
 /// What `path` lies in, or would if it were made; nullopt: it cannot be told.

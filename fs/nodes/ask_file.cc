@@ -312,6 +312,7 @@ class AskHandle : public Handle {
   ~AskHandle() override {
     if (answer_ != nullptr) answer_->give_up();
   }
+  bool can_reopen() const override { return false; }
   const Awaited* awaited() const override {
     static const Awaited answers{"answers to .ptc/ask", 64, true};
     return &answers;

@@ -33,6 +33,7 @@ class ReadHandle : public Handle {
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     return copy_out(*text_, out, offset);
   }
+  std::optional<uint64_t> text_bytes() const override { return text_->size(); }
 
  private:
   const std::shared_ptr<const std::string> text_;
@@ -58,6 +59,7 @@ class EditHandle : public Handle {
         append_((flags & O_APPEND) != 0),
         may_read_((flags & O_ACCMODE) == O_RDWR) {}
   bool is_agreed_on() const override { return true; }
+  bool can_reopen() const override { return false; }
 
   ~EditHandle() override {
     bool offer;

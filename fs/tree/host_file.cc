@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -92,6 +94,14 @@ HeldFd HostFile::hold() const {
 }
 
 bool HostFile::same_file(const HostFile& other) const { return handle_ == other.handle_; }
+
+uint64_t HostFile::stamp() const {
+  if (!handle_.empty()) return std::hash<std::string>()(handle_);
+  const HeldFd fd = hold();
+  struct statx facts = {};
+  if (!fd.valid() || ::statx(fd.get(), "", AT_EMPTY_PATH, STATX_BTIME, &facts) != 0) return 0;
+  return static_cast<uint64_t>(facts.stx_btime.tv_sec) * 1'000'000'000 + facts.stx_btime.tv_nsec;
+}
 
 void HostFile::pin(int fd) {
   MutexLock lock(mutex_);

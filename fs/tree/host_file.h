@@ -59,6 +59,8 @@ class HostFile {
   HeldFd hold() const;
   /// Whether both are of one file, and not of two that had one inode number after each other.
   bool same_file(const HostFile& other) const;
+  /// What tells it from a later file that has its inode number.
+  uint64_t stamp() const;
 
   /// From now on a descriptor is kept, so that the file lives without a name, until each call has
   /// been followed by one of unpin(). Fails silently where there is none.

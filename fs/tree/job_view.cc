@@ -419,10 +419,14 @@ timespec JobView::data_set_changed() const {
   return {ns / 1000000000, ns % 1000000000};
 }
 
-std::string JobView::generation_key(const ShownGenerationRef& generation) {
+std::string JobView::generation_key(const ShownGenerationRef& generation, uint64_t identity) {
   MutexLock lock(mutex_);
-  const auto [found, is_new] = generation_keys_.try_emplace(generation.get(), generation, 0);
-  if (is_new) found->second.second = next_generation_key_++;
+  const auto [found, is_new] = generation_keys_.try_emplace(generation.get(), generation, "");
+  if (is_new) {
+    const uint64_t before = generation_keys_given_[identity]++;
+    found->second.second = before == 0 ? fmt::format("{:x}", identity)
+                                       : fmt::format("{:x}.{}", identity, before);
+  }
   return fmt::format("{}/dataset/gen/{}", key_, found->second.second);
 }
 

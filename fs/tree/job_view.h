@@ -182,8 +182,9 @@ class JobView : public std::enable_shared_from_this<JobView> {
   timespec data_set_changed() const;
   /// That is now, and the kernel forgets what it knows of dataset/ and gen/.
   void touch_data_set();
-  /// Prefix of the keys of its nodes, never used for another.
-  std::string generation_key(const ShownGenerationRef& generation);
+  /// Prefix of the keys of its nodes, never used for another. `identity`: of its bytes, by which a
+  /// later process has the same key for it.
+  std::string generation_key(const ShownGenerationRef& generation, uint64_t identity);
 
   Whiteouts& hidden() { return hidden_; }  // names of the job directory
   CommitGate& gate() { return gate_; }
@@ -240,9 +241,10 @@ class JobView : public std::enable_shared_from_this<JobView> {
       PTC_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<RealNode>> committed_ PTC_GUARDED_BY(mutex_);
   std::vector<ShownGenerationRef> generations_ PTC_GUARDED_BY(mutex_);  // as last told of
-  std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, uint64_t>>
+  std::unordered_map<const ShownGeneration*, std::pair<ShownGenerationRef, std::string>>
       generation_keys_ PTC_GUARDED_BY(mutex_);
-  uint64_t next_generation_key_ PTC_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, uint64_t> generation_keys_given_
+      PTC_GUARDED_BY(mutex_);  // by identity
   std::atomic<int64_t> data_set_changed_ns_{0};
   std::unique_ptr<DataSet> data_set_;  // last: its threads use all of the above
 };

@@ -23,6 +23,7 @@
 
 namespace ptc {
 
+class InodeMode;
 class Node;
 using NodeRef = std::shared_ptr<Node>;
 
@@ -78,6 +79,11 @@ class Handle {
   virtual FsResult<> allocate(int mode, off_t offset, off_t length);
   /// lseek(2) with SEEK_DATA or SEEK_HOLE; `size` is the node's.
   virtual FsResult<off_t> seek(off_t offset, int whence, uint64_t size);
+  /// Of a text that was made for this open alone: how long it is. Another open may get another.
+  virtual std::optional<uint64_t> text_bytes() const { return std::nullopt; }
+  /// Whether another process can go on with it by opening the file anew. Else what was written, or
+  /// what is answered, lies in the memory of this one.
+  virtual bool can_reopen() const { return true; }
 };
 
 enum class IoMode {
@@ -150,6 +156,11 @@ class Node : public std::enable_shared_from_this<Node> {
   /// they are costly; then they are asked for one by one, by those who want them.
   virtual bool lists_attributes() const { return immutable(); }
 
+  /// What tells it from another node that had its key before; as a rule no other ever has.
+  virtual uint64_t stamp() const { return 0; }
+  /// How it is read while it is open, where the kernel may read it by itself; null: it may not.
+  virtual InodeMode* inode_mode() { return nullptr; }
+
   /// Whether it has bytes that are mended where they were damaged, so that what the kernel has of
   /// them may be wrong.
   virtual bool has_content() const { return false; }
@@ -212,6 +223,7 @@ class Node : public std::enable_shared_from_this<Node> {
     std::atomic<uint64_t> lookups{0};
     uint64_t parent = 0;
     std::unique_ptr<const std::string> name;  // null: as the key ends
+    uint32_t kept = 0;                        // LiveState::Place
   } told_;
   uint8_t part_ = 0;  // of the table; set with table_
   mutable std::atomic<bool> opened_ = false;

@@ -96,7 +96,11 @@ void NodeTable::displace(const Node& node) {
   const auto found = shard.nodes.find(node.key());
   if (found == shard.nodes.end()) return;
   last = found->second.lock();
-  if (last.get() == &node) shard.nodes.erase(found);
+  if (last.get() != &node) return;
+  shard.nodes.erase(found);
+  if (state_ == nullptr) return;
+  ExclusiveLock of_ids(ids_[node.part_].mutex);
+  if (node.told_.kept != 0) state_->node(node.told_.kept).displaced = 1;
 }
 
 void NodeTable::remember_root(const NodeRef& root) {
@@ -116,19 +120,45 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
     SharedLock lock(ids.mutex);
     if (node->id() != 0 && told.parent == parent_id && kept_name(*node, told.name) == name) {
       told.lookups.fetch_add(1, std::memory_order_relaxed);
+      if (told.kept != 0)
+        state_->node(told.kept).lookups.fetch_add(1, std::memory_order_relaxed);
       return node->id();
     }
   }
   std::unique_ptr<const std::string> kept = name_to_keep(*node, name);
+  const uint64_t identity = state_ != nullptr ? identity_of(*node) : 0;
   ExclusiveLock lock(ids.mutex);
-  if (node->id() == 0) {
+  if (node->id() == 0 && state_ != nullptr) adopt_left(ids, node, identity);
+  const bool is_new = node->id() == 0;
+  if (is_new) {
     ids.nodes.insert(ids.given + 1, node.get());
     told.node = node;
-    node->id_ = ++ids.given * kParts + node->part_;
+    ++ids.given;
   }
-  told.lookups.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t lookups = told.lookups.fetch_add(1, std::memory_order_relaxed) + 1;
+  const bool moves = is_new || told.parent != parent_id || kept_name(*node, told.name) != name;
   told.parent = parent_id;
   told.name = std::move(kept);
+  if (state_ != nullptr) {
+    if (is_new) {
+      state_->header().nodes_given[node->part_].store(ids.given);
+      told.kept = state_->take_node(node->part_);
+    }
+    if (told.kept != 0) {
+      KeptNode& written = state_->node(told.kept);
+      written.lookups.store(lookups, std::memory_order_relaxed);
+      if (moves) {
+        written.parent = parent_id;
+        state_->set_name(node->part_, written, name);
+      }
+      if (is_new) {
+        written.identity = identity;
+        written.displaced = 0;
+        written.id.store(ids.given * kParts + node->part_, std::memory_order_release);
+      }
+    }
+  }
+  if (is_new) node->id_ = ids.given * kParts + node->part_;
   return node->id();
 }
 
@@ -138,6 +168,10 @@ void NodeTable::moved(Node& node, const Node& parent, std::string_view name) {
   if (node.id() == 0 || node.id() == kRootId) return;
   node.told_.parent = parent.id();
   node.told_.name = std::move(kept);
+  if (node.told_.kept == 0) return;
+  KeptNode& written = state_->node(node.told_.kept);
+  written.parent = node.told_.parent;
+  state_->set_name(node.part_, written, name);
 }
 
 void NodeTable::forget(uint64_t id, uint64_t lookups) {
@@ -146,21 +180,39 @@ void NodeTable::forget(uint64_t id, uint64_t lookups) {
   NodeRef last;  // destroyed after the lock
   ExclusiveLock lock(ids.mutex);
   Node* const node = ids.nodes.find(id / kParts);
-  if (node == nullptr) return;
+  if (node == nullptr) {
+    const auto left = ids.left.find(id);
+    if (left == ids.left.end()) return;
+    KeptNode& written = state_->node(left->second);
+    const uint64_t had = written.lookups.load(std::memory_order_relaxed);
+    written.lookups.store(had - std::min(lookups, had), std::memory_order_relaxed);
+    if (lookups < had) return;
+    state_->give_back_node(id % kParts, left->second);
+    drop_left(ids, id);
+    return;
+  }
   auto& told = node->told_;
   const uint64_t before = told.lookups.load(std::memory_order_relaxed);
   told.lookups.store(before - std::min(lookups, before), std::memory_order_relaxed);
+  if (told.kept != 0)
+    state_->node(told.kept).lookups.store(before - std::min(lookups, before),
+                                          std::memory_order_relaxed);
   if (lookups < before) return;
   node->id_ = 0;
   last = std::move(told.node);
   ids.nodes.erase(id / kParts);
+  if (told.kept != 0) state_->give_back_node(id % kParts, std::exchange(told.kept, 0));
 }
 
-NodeRef NodeTable::at(uint64_t id) const {
+NodeRef NodeTable::at(uint64_t id) const { return at(id, 0); }
+
+NodeRef NodeTable::at(uint64_t id, int depth) const {
   const Ids& ids = ids_[id % kParts];
-  SharedLock lock(ids.mutex);
-  const Node* const node = ids.nodes.find(id / kParts);
-  return node == nullptr ? nullptr : node->told_.node;
+  {
+    SharedLock lock(ids.mutex);
+    if (const Node* const node = ids.nodes.find(id / kParts)) return node->told_.node;
+  }
+  return left_.load(std::memory_order_relaxed) == 0 ? nullptr : look_for(id, depth);
 }
 
 void NodeTable::each_known(size_t part, const std::function<void(const KnownNode&)>& visit) const {
@@ -180,6 +232,104 @@ std::vector<NodeRef> NodeTable::under(std::string_view prefix) const {
     for (const auto& [key, slot] : shard.nodes)
       if (key.starts_with(prefix))
         if (NodeRef node = slot.lock()) found.push_back(std::move(node));
+  }
+  return found;
+}
+
+void NodeTable::keep_in(LiveState& state, std::function<void(uint64_t, Node&)> found) {
+  state_ = &state;
+  found_ = std::move(found);
+  for (size_t part = 0; part < kParts; ++part) {
+    ExclusiveLock lock(ids_[part].mutex);
+    ids_[part].given = state.header().nodes_given[part].load();
+  }
+  state.each_node([this](LiveState::Place place, const KeptNode& node) {
+    const uint64_t id = node.id.load();
+    Ids& ids = ids_[id % kParts];
+    ExclusiveLock lock(ids.mutex);
+    ids.given = std::max(ids.given, id / kParts);
+    if (!ids.left.emplace(id, place).second) return;
+    if (node.displaced == 0) ids.left_by_identity.emplace(node.identity, id);
+    left_.fetch_add(1, std::memory_order_relaxed);
+  });
+}
+
+uint64_t NodeTable::identity_of(const Node& node) const {
+  return state_->identity(node.key(), node.stamp());
+}
+
+void NodeTable::drop_left(Ids& ids, uint64_t id) {
+  const auto left = ids.left.find(id);
+  if (left == ids.left.end()) return;
+  const auto by_identity = ids.left_by_identity.find(state_->node(left->second).identity);
+  if (by_identity != ids.left_by_identity.end() && by_identity->second == id)
+    ids.left_by_identity.erase(by_identity);
+  ids.left.erase(left);
+  left_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void NodeTable::adopt(Ids& ids, uint64_t id, const NodeRef& node) {
+  const LiveState::Place place = ids.left.find(id)->second;
+  const KeptNode& written = state_->node(place);
+  auto& told = node->told_;
+  told.lookups = written.lookups.load();
+  told.parent = written.parent;
+  told.name = name_to_keep(*node, state_->name_of(written));
+  told.kept = place;
+  told.node = node;
+  drop_left(ids, id);
+  if (found_) found_(id, *node);
+  // What the kernel has of its bytes was read before.
+  node->note_opened();
+  ids.nodes.insert(id / kParts, node.get());
+  node->id_ = id;
+}
+
+void NodeTable::adopt_left(Ids& ids, const NodeRef& node, uint64_t identity) {
+  const auto found = ids.left_by_identity.find(identity);
+  if (found != ids.left_by_identity.end()) adopt(ids, found->second, node);
+}
+
+void NodeTable::find_again(const NodeRef& node) {
+  if (state_ == nullptr || left_.load() == 0 || node->table_ != this) return;
+  const uint64_t identity = identity_of(*node);
+  Ids& ids = ids_[node->part_];
+  ExclusiveLock lock(ids.mutex);
+  if (node->id() == 0) adopt_left(ids, node, identity);
+}
+
+NodeRef NodeTable::look_for(uint64_t id, int depth) const {
+  constexpr int kDeepest = 4096;  // names longer than PATH_MAX can be made, step by step
+  Ids& ids = ids_[id % kParts];
+  uint64_t parent_id = 0, identity = 0;
+  std::string name;
+  {
+    SharedLock lock(ids.mutex);
+    if (const Node* const node = ids.nodes.find(id / kParts)) return node->told_.node;
+    const auto left = ids.left.find(id);
+    if (left == ids.left.end() || depth > kDeepest) return nullptr;
+    const KeptNode& written = state_->node(left->second);
+    if (written.displaced != 0) return nullptr;
+    parent_id = written.parent;
+    identity = written.identity;
+    name = state_->name_of(written);
+  }
+  const NodeRef parent = name.empty() ? nullptr : at(parent_id, depth + 1);
+  if (parent == nullptr) return nullptr;
+  const auto found = parent->lookup(name);
+  if (!found || found.value()->table_ != this) return nullptr;
+  const NodeRef& node = found.value();
+  if (node->part_ != id % kParts || identity_of(*node) != identity) return nullptr;
+  ExclusiveLock lock(ids.mutex);
+  if (node->id() == 0 && ids.left.contains(id)) const_cast<NodeTable*>(this)->adopt(ids, id, node);
+  return node->id() == id ? node : nullptr;
+}
+
+std::vector<uint64_t> NodeTable::not_found_yet() const {
+  std::vector<uint64_t> found;
+  for (const Ids& ids : ids_) {
+    SharedLock lock(ids.mutex);
+    for (const auto& [id, place] : ids.left) found.push_back(id);
   }
   return found;
 }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fs/tree/live_state.h"
 #include "fs/tree/node.h"
 #include "store/base/mutex.h"
 
@@ -91,6 +92,16 @@ class NodeTable {
   static constexpr size_t kParts = 64;
   void each_known(size_t part, const std::function<void(const KnownNode&)>& visit) const;
 
+  /// What the kernel is told is written there, before it is told. Where an earlier process did so
+  /// for the same mount, what it told of stands for the same: a node has the id by which the kernel
+  /// knows it, and is looked for when it is first asked for. `found` is called, with a lock of the
+  /// table held, before anybody else has the node. Before all else, the root included.
+  void keep_in(LiveState& state, std::function<void(uint64_t id, Node&)> found);
+  /// What the kernel knows of the earlier process, and nobody has looked for yet.
+  std::vector<uint64_t> not_found_yet() const;
+  /// It is the node that the kernel may know by another name: it has its id from now on.
+  void find_again(const NodeRef& node);
+
   /// At the end of a mount: the kernel has let go of everything.
   void forget_all();
   size_t size() const;
@@ -110,10 +121,23 @@ class NodeTable {
     mutable SharedMutex mutex;
     NodesByNumber nodes PTC_GUARDED_BY(mutex);
     uint64_t given PTC_GUARDED_BY(mutex) = 0;  // numbers, from 1 on
+    /// Of an earlier process, until the node is found: by id, and by LiveState::identity().
+    std::unordered_map<uint64_t, LiveState::Place> left PTC_GUARDED_BY(mutex);
+    std::unordered_map<uint64_t, uint64_t> left_by_identity PTC_GUARDED_BY(mutex);
   };
+  uint64_t identity_of(const Node& node) const;
+  /// With the lock of `ids` held alone: gives the node this id, that an earlier process gave it.
+  void adopt(Ids& ids, uint64_t id, const NodeRef& node) PTC_REQUIRES(ids.mutex);
+  void adopt_left(Ids& ids, const NodeRef& node, uint64_t identity) PTC_REQUIRES(ids.mutex);
+  void drop_left(Ids& ids, uint64_t id) PTC_REQUIRES(ids.mutex);
+  NodeRef look_for(uint64_t id, int depth) const;
+  NodeRef at(uint64_t id, int depth) const;
   Shard& shard_of(std::string_view key) const;
   mutable std::array<Shard, kParts> shards_;
   mutable std::array<Ids, kParts> ids_;
+  LiveState* state_ = nullptr;  // null: nothing is written down
+  std::function<void(uint64_t, Node&)> found_;
+  mutable std::atomic<uint64_t> left_{0};  // of all parts
 };
 
 /// What a reply tells the kernel of is counted before it is sent, and taken back when it was not

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "store/base/file.h"
@@ -34,6 +35,7 @@ int Passthrough::start(int session_fd) {
   int error = id > 0 ? 0 : errno;
   ::close(probe);
   if (error != 0) return error;
+  first_id_ = id;
   files_.fetch_add(1, std::memory_order_relaxed);
   close_backing(id);
   enabled_.store(true, std::memory_order_release);
@@ -67,6 +69,22 @@ int32_t InodeMode::enter(Passthrough& passthrough, int fd) {
   ++open_files_;
   if (backing_id_ != 0) passthrough.count_open();
   return backing_id_;
+}
+
+void InodeMode::restore(Passthrough& passthrough, uint64_t open_files, int32_t backing_id) {
+  MutexLock lock(mutex_);
+  open_files_ += open_files;
+  if (backing_id == 0 || backing_id_ != 0) return;
+  backing_id_ = backing_id;
+  passthrough.take_over();
+}
+
+void Passthrough::close_others(const std::unordered_set<int32_t>& ids) {
+  constexpr int32_t kMost = 1 << 20;  // numbers go round; so far nobody gets
+  for (int32_t id = 1; id < std::min(first_id_, kMost); ++id) {
+    uint32_t value = static_cast<uint32_t>(id);
+    if (!ids.contains(id)) ::ioctl(session_fd_, kBackingClose, &value);
+  }
 }
 
 bool InodeMode::is_read_through() const {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <unordered_set>
 
 #include "store/base/mutex.h"
 
@@ -26,9 +27,14 @@ class Passthrough {
   /// A backing id (> 0) for an open regular file, or 0. The id holds the file by itself.
   int32_t open_backing(int fd);
   void close_backing(int32_t id);
+  /// Of an earlier process, which left it with the connection: it is counted here from now on.
+  void take_over() { files_.fetch_add(1, std::memory_order_relaxed); }
+  /// Closes all that the connection has, but for these: what an earlier process left behind.
+  void close_others(const std::unordered_set<int32_t>& ids);
 
  private:
   int session_fd_ = -1;
+  int32_t first_id_ = 0;  // that this process was given
   std::atomic<bool> enabled_{false};
   std::atomic<uint64_t> opens_{0}, files_{0};
 };
@@ -41,6 +47,9 @@ class InodeMode {
   /// Counts one open file of `fd`. The backing id, or 0: reads come to the handle.
   int32_t enter(Passthrough& passthrough, int fd);
   void leave(Passthrough& passthrough);
+  /// It is open already, so often and by this backing id or none: by opens that an earlier process
+  /// answered. Before any of this one's.
+  void restore(Passthrough& passthrough, uint64_t open_files, int32_t backing_id);
   /// Whether it is open, and every read comes to a handle.
   bool is_read_through() const;
 

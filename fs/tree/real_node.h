@@ -61,6 +61,8 @@ class RealNode : public Node {
   FsResult<> change(const std::function<bool()>& call);
 
   bool is_agreed_on() const override { return false; }
+  uint64_t stamp() const override { return file_.stamp(); }
+  InodeMode* inode_mode() override { return &mode_; }
   FsResult<struct stat> attributes() override;
   FsResult<> set_attributes(const AttributeChange& change, Handle* handle) override;
   FsResult<Opened> open(const Caller& caller, int flags) override;

@@ -69,7 +69,11 @@ Result<JobViewRef> Tree::job(std::string_view name) {
       quotas_.detach(key);
     }
     if (job == nullptr) return JobViewRef();
-    PTC_TRY(auto made, JobView::open(*this, job, fmt::format("j{}", next_view_++)));
+    // By which the job is known also to a later process; of another view of the same, a new one.
+    std::string view_key = "j" + job->id();
+    if (!view_keys_.insert(view_key).second)
+      view_key = fmt::format("{}.{}", view_key, next_view_++);
+    PTC_TRY(auto made, JobView::open(*this, job, std::move(view_key)));
     views_.emplace(std::move(key), made);
     return made;
   }();

@@ -150,6 +150,7 @@ class Tree : public JobListener {
                            "ptcfs-dataset"};  // of all jobs' data sets, which wait for the metadata
   Mutex views_mutex_;
   uint64_t next_view_ PTC_GUARDED_BY(views_mutex_) = 1;
+  std::unordered_set<std::string> view_keys_ PTC_GUARDED_BY(views_mutex_);  // ever given
   std::unordered_map<std::string, JobViewRef> views_ PTC_GUARDED_BY(views_mutex_);
   Mutex content_mutex_;  // held while content is dropped, for which requests are answered;
                          // before cache_mutex_

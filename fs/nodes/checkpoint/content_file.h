@@ -23,6 +23,7 @@ class ContentFile : public Node {
 
   bool immutable() const override { return true; }
   bool has_content() const override { return true; }
+  InodeMode* inode_mode() override { return &mode_; }
   FsResult<struct stat> attributes() override;
   const Awaited* awaited_by_open() const override;
   FsResult<Opened> open(const Caller& caller, int flags) override;

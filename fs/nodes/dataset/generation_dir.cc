@@ -65,7 +65,7 @@ FsResult<NodeRef> GenerationsDir::lookup(const std::string& name) {
     const ShownGenerationRef shown = job_->data_set().generation(number);
     if (shown == nullptr) break;
     NodeTable& table = job_->tree().table();
-    std::string view_key = job_->generation_key(shown);
+    std::string view_key = job_->generation_key(shown, inode_of(identity_of(*shown)));
     if (NodeRef known = table.find(view_key)) return known;
     auto view = std::make_shared<GenerationView>();
     view->job = job_;

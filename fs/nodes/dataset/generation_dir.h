@@ -82,6 +82,7 @@ class SamplesFile : public Node {
         make_(std::move(make)) {}
   bool immutable() const override { return true; }
   bool keeps_content() const override { return true; }
+  InodeMode* inode_mode() override { return &mode_; }
   const Awaited* awaited() const override { return &view_->shards; }
   FsResult<struct stat> attributes() override;
   FsResult<Opened> open(const Caller& caller, int flags) override;

@@ -1,0 +1,177 @@
+// What outlives this process while its mount goes on: what the kernel was told, and what was begun.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/base/file.h"
+#include "store/base/mutex.h"
+
+namespace ptc {
+
+// The layout of the file, which a program of another version may have written: kVersion changes
+// with it. Nothing in it is a pointer. What has a number of 0 is free; the number is written last.
+
+/// A node that the kernel knows (NodeTable).
+struct KeptNode {
+  std::atomic<uint64_t> id;
+  std::atomic<uint64_t> lookups;
+  uint64_t parent;    // its id
+  uint64_t identity;  // LiveState::identity() of the node
+  uint32_t long_name;  // 0: `name` has all of it; else one behind the place in the long names
+  uint8_t name_bytes;  // of all of it
+  uint8_t displaced;   // another node has its key since
+  char name[90];
+};
+static_assert(sizeof(KeptNode) == 128);
+
+/// An open file (OpenFiles).
+struct KeptFile {
+  std::atomic<uint64_t> number;
+  uint64_t node;     // its id
+  uint64_t request;  // that opened it
+  uint64_t bytes;    // Handle::text_bytes()
+  int32_t flags, mode, backing_id;
+  uint32_t uid, gid;
+  int32_t pid;
+  uint32_t unused[2];
+};
+static_assert(sizeof(KeptFile) == 64);
+
+/// A request that must not be done twice, while it is not answered.
+struct KeptRequest {
+  std::atomic<uint64_t> unique;
+  uint64_t identity;  // of what its name stood for before; 0: it stood for nothing
+  uint64_t run;       // of the daemon that began it
+  uint64_t unused;
+};
+static_assert(sizeof(KeptRequest) == 32);
+
+/// A file in memory (memfd) that is mapped by one process at a time, and kept open by another,
+/// which starts the next one. Each store into it is there for the next, also after a kill.
+/// Threads: any; what guards an entry is said where it is used.
+class LiveState {
+ public:
+  static constexpr uint32_t kVersion = 1;
+  static constexpr size_t kParts = 64;
+  struct Limits {
+    uint64_t nodes = uint64_t{1} << 26, long_names = uint64_t{1} << 24, files = uint64_t{1} << 24;
+  };
+
+  /// Of a new file, which is empty; or of what an earlier process left. kInvalidArgument: that was
+  /// one of another version.
+  static Result<std::unique_ptr<LiveState>> open(int fd);
+  ~LiveState();
+  LiveState(const LiveState&) = delete;
+  LiveState& operator=(const LiveState&) = delete;
+
+  struct Header {
+    char magic[8];
+    uint32_t version, parts;
+    Limits limits;
+    uint64_t seed;
+    std::atomic<uint64_t> runs;     // of daemons, this one included
+    std::atomic<uint32_t> mounted;  // the kernel was greeted
+    uint32_t init_request_bytes, init_reply_bytes;
+    std::array<std::byte, 512> init_request, init_reply;
+    char store[1024];  // its directory
+    std::atomic<uint64_t> nodes_used, long_names_used, files_used;  // places ever taken
+    std::atomic<uint64_t> files_given;
+    std::array<std::atomic<uint64_t>, kParts> nodes_given;
+  };
+  Header& header() { return *header_; }
+  /// It goes on with a mount that an earlier process served.
+  bool goes_on() const { return goes_on_; }
+
+  /// What tells a node from all others by its key, and by `stamp` (Node::stamp); never 0.
+  uint64_t identity(std::string_view key, uint64_t stamp) const;
+
+  // Places: 0 is none.
+  using Place = uint32_t;
+  KeptNode& node(Place place) { return nodes_[place - 1]; }
+  KeptFile& file(Place place) { return files_[place - 1]; }
+  /// A free place, or 0. For one part at a time: the caller holds its lock.
+  Place take_node(size_t part);
+  void give_back_node(size_t part, Place place);
+  void set_name(size_t part, KeptNode& node, std::string_view name);
+  std::string_view name_of(const KeptNode& node) const;
+  Place take_file();
+  void give_back_file(Place place);
+  /// What the earlier process left.
+  void each_node(const std::function<void(Place, KeptNode&)>& visit);
+  void each_file(const std::function<void(Place, KeptFile&)>& visit);
+
+  /// Requests that are begun, each in a place of its own until it is answered.
+  static constexpr size_t kRequests = 4096;
+  Place begin_request(uint64_t unique, uint64_t identity);
+  void end_request(Place place);
+  /// Of one that was begun before, by this process or an earlier one; 0: it was not.
+  Place begun_request(uint64_t unique);
+  KeptRequest& request(Place place) { return requests_[place - 1]; }
+
+  /// What a thread serves just now, so that a request with which the daemon dies twice is known.
+  static constexpr size_t kThreads = 2048;
+  class Serving {
+   public:
+    explicit Serving(LiveState* state);  // may be null
+    ~Serving();
+    Serving(const Serving&) = delete;
+    Serving& operator=(const Serving&) = delete;
+    void begin(uint64_t unique) {
+      if (slot_ != nullptr) slot_->store(unique, std::memory_order_relaxed);
+    }
+    void end() { begin(0); }
+
+   private:
+    LiveState* const state_;
+    std::atomic<uint64_t>* slot_ = nullptr;
+    size_t place_ = 0;
+  };
+  /// At a start, once: what was being served when the last one ended, by a crash or by somebody's
+  /// kill.
+  void note_crash(bool by_kill);
+  bool is_poison(uint64_t unique) const;
+
+ private:
+  explicit LiveState(int fd) : fd_(fd) {}
+  Result<> map(const Limits& limits);
+  void find_free();
+  struct Suspect {
+    uint64_t unique;
+    uint32_t crashes, kills;
+  };
+  static constexpr size_t kSuspects = 256;
+  struct alignas(64) Free {
+    std::vector<Place> nodes, long_names;
+  };
+
+  const int fd_;
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+  bool goes_on_ = false;
+  Header* header_ = nullptr;
+  std::atomic<uint64_t>* serving_ = nullptr;
+  Suspect* suspects_ = nullptr;
+  KeptRequest* requests_ = nullptr;
+  KeptNode* nodes_ = nullptr;
+  char* long_names_ = nullptr;
+  KeptFile* files_ = nullptr;
+  std::array<Free, kParts> free_;
+  Mutex mutex_;
+  std::vector<Place> free_files_ PTC_GUARDED_BY(mutex_);
+  std::vector<Place> free_requests_ PTC_GUARDED_BY(mutex_);
+  std::vector<size_t> free_threads_ PTC_GUARDED_BY(mutex_);
+  std::vector<std::pair<uint64_t, Place>> begun_ PTC_GUARDED_BY(mutex_);  // by earlier processes
+};
+
+}  // namespace ptc
