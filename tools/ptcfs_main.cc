@@ -436,8 +436,8 @@ struct Kept {
   }
 };
 
-/// Mounts and serves until the end. `ready` is called once the mount can be used. `kept`: null where
-/// there is no keeper.
+/// Mounts and serves until the end. `ready` is called once the mount can be used. `kept`: null
+/// where there is no keeper.
 template <class Ready>
 int run(Options& options, Kept* kept, Ready ready) {
   const bool goes_on = kept != nullptr && kept->goes_on();
@@ -519,9 +519,8 @@ int run(Options& options, Kept* kept, Ready ready) {
                  options.cluster.etcd.cluster, cluster->address(),
                  fmt::join(options.cluster.etcd.endpoints, ", "));
   }
-  auto beneath = goes_on
-                     ? Result<Beneath>(Beneath::taken_over(std::move(kept->by.beneath)))
-                     : mountable(options.mount.mount_point, was_dead.value());
+  auto beneath = goes_on ? Result<Beneath>(Beneath::taken_over(std::move(kept->by.beneath)))
+                         : mountable(options.mount.mount_point, was_dead.value());
   if (!beneath) return complain(beneath.error(), kMountFailure);
   options.mount.stirred = [self = ::pthread_self()] { ::pthread_kill(self, kStirred); };
   auto session = FuseSession::mount(tree, options.mount);

@@ -1,18 +1,23 @@
 // The callbacks of libfuse: unpack, call the node, reply.
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 
 #include <memory>
 #include <string_view>
 
 #include "fs/kernel/fuse_readdir.h"
 #include "fs/kernel/fuse_request.h"
+#include "fs/kernel/once_only.h"
 #include "fs/nodes/job/job_dir.h"
 
 namespace ptc {
 namespace {
 
 constexpr size_t kMaxName = 255;
+constexpr uint64_t kNotYet = 1, kDone = 2;     // Steps of what empties a file
+constexpr uint64_t kNotThere = 1, kThere = 2;  // and of what changes an attribute, at first
 
 const Awaited* awaited_by_save(const Handle& handle) {
   return handle.is_agreed_on() ? &kAgreement : nullptr;
@@ -132,6 +137,9 @@ void on_readlink(fuse_req_t raw, fuse_ino_t inode) {
 void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, dev_t) {
   auto make = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
+    OnceOnly once(session_of(raw).live_state(), request.tree().table(), served_request(), directory,
+                  checked);
+    once.take_back();
     PTC_TRY(auto node, directory.make_node(request.caller(), checked, mode));
     request.entry(node, directory, checked);
     return ok();
@@ -140,10 +148,15 @@ void on_mknod(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode, 
 }
 
 void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) {
-  auto make = [name = std::string(name), mode](FuseRequest& request,
-                                               Node& directory) -> FsResult<> {
+  auto make = [&session = session_of(raw), number = served_request(), name = std::string(name),
+               mode](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(auto node, directory.make_directory(request.caller(), checked, mode));
+    OnceOnly once(session.live_state(), request.tree().table(), number, directory, checked);
+    once.take_back();
+    FsResult<NodeRef> made = directory.make_directory(request.caller(), checked, mode);
+    // A job that an earlier daemon has made.
+    if (!made && made.error().value == EEXIST && once.was_made()) made = directory.lookup(checked);
+    PTC_TRY(auto node, std::move(made));
     request.entry(node, directory, checked);
     return ok();
   };
@@ -153,6 +166,9 @@ void on_mkdir(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode) 
 void on_symlink(fuse_req_t raw, const char* target, fuse_ino_t parent, const char* name) {
   auto make = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
+    OnceOnly once(session_of(raw).live_state(), request.tree().table(), served_request(), directory,
+                  checked);
+    once.take_back();
     PTC_TRY(auto node, directory.make_symlink(request.caller(), checked, target));
     request.entry(node, directory, checked);
     return ok();
@@ -165,6 +181,9 @@ void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* na
   if (file == nullptr) return refuse(raw, Op::kLink, parent, ESTALE);
   auto link = [&](FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
+    OnceOnly once(session_of(raw).live_state(), request.tree().table(), served_request(), directory,
+                  checked);
+    once.take_back();
     PTC_TRY(auto node, directory.make_link(*file, checked));
     request.entry(node, directory, checked);
     return ok();
@@ -173,9 +192,13 @@ void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* na
 }
 
 void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  auto remove = [name = std::string(name)](FuseRequest& request, Node& directory) -> FsResult<> {
+  auto remove = [&session = session_of(raw), number = served_request(), name = std::string(name)](
+                    FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(directory.unlink(checked));
+    OnceOnly once(session.live_state(), request.tree().table(), number, directory, checked);
+    if (!once.is_done()) {
+      PTC_TRY(directory.unlink(checked));
+    }
     request.done_ok();
     return ok();
   };
@@ -183,24 +206,43 @@ void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
 }
 
 void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
-  auto remove = [name = std::string(name)](FuseRequest& request, Node& directory) -> FsResult<> {
+  auto remove = [&session = session_of(raw), number = served_request(), name = std::string(name)](
+                    FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
-    PTC_TRY(directory.remove_directory(checked));
+    OnceOnly once(session.live_state(), request.tree().table(), number, directory, checked);
+    if (!once.is_done()) {
+      PTC_TRY(directory.remove_directory(checked));
+    }
     request.done_ok();
     return ok();
   };
   serve_node(raw, Op::kRmdir, parent, awaited_by_change, std::move(remove));
 }
 
+/// An earlier daemon has moved it, and perhaps not told the table.
+void note_moved(NodeTable& table, Node& parent, const std::string& name) {
+  const auto found = parent.lookup(name);
+  if (!found) return;
+  table.find_again(found.value());
+  table.moved(*found.value(), parent, name);
+}
+
 void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t target_parent,
                const char* target_name, unsigned flags) {
   const NodeRef source = node_of(raw, parent), target = node_of(raw, target_parent);
   if (source == nullptr || target == nullptr) return refuse(raw, Op::kRename, parent, ESTALE);
-  auto rename = [source, target, name = std::string(name), target_name = std::string(target_name),
+  auto rename = [&session = session_of(raw), number = served_request(), source, target,
+                 name = std::string(name), target_name = std::string(target_name),
                  flags](FuseRequest& request) -> FsResult<> {
     PTC_TRY(auto from, checked_name(name));
     PTC_TRY(auto to, checked_name(target_name));
-    PTC_TRY(source->rename(request.caller(), from, *target, to, flags));
+    OnceOnly once(session.live_state(), request.tree().table(), number, *source, from);
+    if (once.is_done()) {
+      note_moved(request.tree().table(), *target, to);
+      if ((flags & RENAME_EXCHANGE) != 0) note_moved(request.tree().table(), *source, from);
+    } else {
+      PTC_TRY(source->rename(request.caller(), from, *target, to, flags));
+    }
     request.done_ok();
     return ok();
   };
@@ -232,10 +274,16 @@ void reply_opened(FuseRequest& request, OpenFiles& open_files, uint64_t number_o
 }
 
 void on_open(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
-  auto open = [&open_files = session_of(raw).open_files(), inode, number = served_request(),
+  auto open = [&session = session_of(raw), &open_files = session_of(raw).open_files(), inode,
+               number = served_request(),
                reply_info = *info](FuseRequest& request, Node& node) mutable -> FsResult<> {
     if ((number & kResentBit) != 0) open_files.drop_unanswered(number & ~kResentBit);
-    PTC_TRY(auto opened, node.open(request.caller(), reply_info.flags));
+    const bool empties = (reply_info.flags & O_TRUNC) != 0;
+    Steps steps(empties ? session.live_state() : nullptr, number, kNotYet);
+    // Once emptied, others may have written into it.
+    const int flags = steps.step() == kDone ? reply_info.flags & ~O_TRUNC : reply_info.flags;
+    PTC_TRY(auto opened, node.open(request.caller(), flags));
+    steps.set(kDone);
     node.note_opened();
     reply_opened(request, open_files, number, inode, std::move(opened), &reply_info,
                  [&](fuse_req_t r) { return fuse_reply_open(r, &reply_info); });
@@ -251,6 +299,8 @@ void on_create(fuse_req_t raw, fuse_ino_t parent, const char* name, mode_t mode,
     PTC_TRY(auto checked, checked_name(name));
     if ((number & kResentBit) != 0)
       session_of(raw).open_files().drop_unanswered(number & ~kResentBit);
+    OnceOnly once(session_of(raw).live_state(), request.tree().table(), number, directory, checked);
+    once.take_back();
     PTC_TRY(auto created, directory.create(request.caller(), checked, mode, info->flags));
     PTC_TRY(auto entry, entry_of(request.tree(), *created.node));
     ToldNodes told(request.tree().table());
@@ -379,9 +429,14 @@ void on_statfs(fuse_req_t raw, fuse_ino_t inode) {
 
 void on_setxattr(fuse_req_t raw, fuse_ino_t inode, const char* name, const char* value, size_t size,
                  int flags) {
-  auto set = [name = std::string(name), value = std::string(value, size), flags](
-                 FuseRequest& request, Node& node) -> FsResult<> {
-    const FsResult<> set_now = node.set_xattr(name, value, flags);
+  auto set = [&session = session_of(raw), number = served_request(), name = std::string(name),
+              value = std::string(value, size),
+              flags](FuseRequest& request, Node& node) -> FsResult<> {
+    LiveState* const state = (flags & XATTR_CREATE) != 0 ? session.live_state() : nullptr;
+    const Steps steps(state, number,
+                      state != nullptr && !node.get_xattr(name) ? kNotThere : kThere);
+    const int how = steps.again() && steps.step() == kNotThere ? 0 : flags;
+    const FsResult<> set_now = node.set_xattr(name, value, how);
     // The kernel takes EAGAIN here for one of its own, and says "not supported" in its place.
     if (!set_now) return Errno{set_now.error().value == EAGAIN ? EBUSY : set_now.error().value};
     request.done_ok();
@@ -423,8 +478,14 @@ void on_listxattr(fuse_req_t raw, fuse_ino_t inode, size_t size) {
 }
 
 void on_removexattr(fuse_req_t raw, fuse_ino_t inode, const char* name) {
-  auto remove = [name = std::string(name)](FuseRequest& request, Node& node) -> FsResult<> {
-    PTC_TRY(node.remove_xattr(name));
+  auto remove = [&session = session_of(raw), number = served_request(), name = std::string(name)](
+                    FuseRequest& request, Node& node) -> FsResult<> {
+    LiveState* const state = session.live_state();
+    const Steps steps(state, number,
+                      state != nullptr && !node.get_xattr(name) ? kNotThere : kThere);
+    const FsResult<> removed = node.remove_xattr(name);
+    const bool before = steps.again() && steps.step() == kThere;
+    if (!removed && !(before && removed.error().value == ENODATA)) return removed;
     request.done_ok();
     return ok();
   };

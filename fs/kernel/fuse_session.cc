@@ -214,7 +214,8 @@ Result<> FuseSession::start() {
   io.writev = &FuseSession::on_write;
   io.read = &FuseSession::on_read;
   // The session closes its own.
-  int fd = kept != nullptr ? ::fcntl(kept->device(), F_DUPFD_CLOEXEC, 0) : fuse_session_fd(session_);
+  int fd =
+      kept != nullptr ? ::fcntl(kept->device(), F_DUPFD_CLOEXEC, 0) : fuse_session_fd(session_);
   if (fd < 0) return errno_error(errno, "/dev/fuse");
   if (int error = fuse_session_custom_io(session_, &io, fd); error != 0) {
     return errno_error(-error, "connecting libfuse to the kernel");

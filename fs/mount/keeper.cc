@@ -345,7 +345,7 @@ class Keeper {
                                  failures_, how_it_ended(status)));
     say(fmt::format("the daemon of {} ended by {}; it is started again", options_.mount_point,
                     how_it_ended(status)));
-    const bool soon = ended_ns_ - started_ns_ < std::chrono::nanoseconds(kSoon).count();
+    const bool soon = !killed_ && ended_ns_ - started_ns_ < std::chrono::nanoseconds(kSoon).count();
     quick_ends_ = soon ? quick_ends_ + 1 : 0;
     // Which hopes that what ails it goes away.
     if (quick_ends_ > kMostFailures || !serves_)
@@ -462,8 +462,8 @@ Result<std::chrono::microseconds> ask_for_upgrade(const std::string& mount_point
                                                   const std::vector<std::string>& arguments) {
   PTC_TRY(auto address, address_of(mount_point));
   const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket.valid() || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address),
-                                   sizeof address) != 0)
+  if (!socket.valid() ||
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     return make_error(Code::kUnavailable,
                       "no ptcfs --keep serves {} ({}); a mount without --keep is unmounted, and "
                       "mounted again",

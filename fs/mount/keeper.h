@@ -16,8 +16,8 @@ namespace ptc {
 /// the kernel was told (LiveState); starts the daemon with both, and again as soon as it has died.
 /// It knows nothing of FUSE, and of the file system only where it is mounted.
 struct KeeperOptions {
-  std::string mount_point;                // resolved
-  std::vector<std::string> arguments;     // of the daemon; the first is its name
+  std::string mount_point;             // resolved
+  std::vector<std::string> arguments;  // of the daemon; the first is its name
   bool foreground = false;
   /// Called once: the mount can be used (0), or it cannot, and the exit status says why.
   std::function<void(int status)> started = [](int) {};

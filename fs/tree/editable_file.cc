@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "fs/tree/live_state.h"
 #include "store/base/file.h"
 #include "store/base/mutex.h"
 
@@ -60,6 +61,32 @@ class EditHandle : public Handle {
         may_read_((flags & O_ACCMODE) == O_RDWR) {}
   bool is_agreed_on() const override { return true; }
   bool can_reopen() const override { return false; }
+  bool keep_draft(KeptDraft& kept, bool again) override {
+    MutexLock lock(file_.mutex_);
+    draft_->kept = &kept;
+    if (!again) {
+      file_.write_down(*draft_, 0);
+      return true;
+    }
+    if (!file_.resize(*draft_, std::min<uint64_t>(kept.bytes, EditableFile::kMaxBytes)))
+      return false;
+    std::memcpy(draft_->text.data(), kept.text, draft_->text.size());
+    const auto has = [&](KeptDraft::Flag flag) { return (kept.flags & flag) != 0; };
+    draft_->created = has(KeptDraft::kCreated);
+    draft_->truncated = has(KeptDraft::kTruncated);
+    draft_->written = has(KeptDraft::kWritten);
+    draft_->offered = has(KeptDraft::kOffered);
+    draft_->mode = has(KeptDraft::kHasMode) ? std::optional<mode_t>(kept.mode) : std::nullopt;
+    goes_on_ = true;
+    if (draft_->written || draft_->truncated)
+      file_.drafts_.splice(file_.drafts_.begin(), file_.drafts_, draft_);
+    return true;
+  }
+  void discard() override {
+    MutexLock lock(file_.mutex_);
+    draft_->created = draft_->truncated = draft_->written = false;
+    file_.write_down(*draft_, draft_->text.size());
+  }
 
   ~EditHandle() override {
     bool offer;
@@ -85,21 +112,28 @@ class EditHandle : public Handle {
   FsResult<size_t> write(std::span<const std::byte> data, uint64_t offset) override {
     MutexLock lock(file_.mutex_);
     std::string& text = draft_->text;
-    if (append_) offset = text.size();
+    // What is written first may be what an earlier process has appended, and told nobody.
+    const bool is_there = std::exchange(goes_on_, false) && append_ &&
+                          offset + data.size() == text.size() &&
+                          std::memcmp(text.data() + offset, data.data(), data.size()) == 0;
+    if (append_ && !is_there) offset = text.size();
     if (offset > EditableFile::kMaxBytes || data.size() > EditableFile::kMaxBytes - offset) {
       return Errno{EFBIG};
     }
+    const uint64_t from = std::min<uint64_t>(offset, text.size());
     if (text.size() < offset + data.size()) {
       PTC_TRY(file_.resize(*draft_, offset + data.size()));
     }
     std::memcpy(text.data() + offset, data.data(), data.size());
     changed();
+    file_.write_down(*draft_, from);
     return data.size();
   }
 
   FsResult<> truncate(uint64_t size) override {
     if (size > EditableFile::kMaxBytes) return Errno{EFBIG};
     MutexLock lock(file_.mutex_);
+    const uint64_t from = std::min<uint64_t>(size, draft_->text.size());
     PTC_TRY(file_.resize(*draft_, size));
     if (size == 0) {
       draft_->truncated = true;
@@ -107,6 +141,7 @@ class EditHandle : public Handle {
     } else {
       changed();
     }
+    file_.write_down(*draft_, from);
     return ok();
   }
 
@@ -134,11 +169,13 @@ class EditHandle : public Handle {
       text = draft_->text;
       mode = draft_->mode;
       draft_->offered = true;
+      file_.write_down(*draft_, text.size());
     }
     PTC_TRY(file_.save_as(text, {user_, mode}, file_.source_.save));
     MutexLock lock(file_.mutex_);
     if (draft_->mode == mode) draft_->mode.reset();
     if (draft_->text == text) draft_->written = draft_->truncated = draft_->created = false;
+    file_.write_down(*draft_, draft_->text.size());
     return ok();
   }
 
@@ -148,6 +185,7 @@ class EditHandle : public Handle {
   const User user_;
   const bool append_;
   const bool may_read_;
+  bool goes_on_ PTC_GUARDED_BY(file_.mutex_) = false;  // of an earlier process, so far
 };
 
 /// While it lives the file lets no more than this.
@@ -292,6 +330,7 @@ bool EditableFile::change_mode_of_drafts(mode_t mode) {
   for (Draft& draft : drafts_) {
     if (!draft.mode) continue;
     draft.mode = mode & 0777;
+    write_down(draft, draft.text.size());
     any = true;
   }
   return any;
@@ -325,6 +364,19 @@ FsResult<> EditableFile::resize(Draft& draft, uint64_t size) {
   draft_bytes_ += more;
   draft.text.resize(size);
   return ok();
+}
+
+void EditableFile::write_down(const Draft& draft, uint64_t from) const {
+  if (draft.kept == nullptr) return;
+  KeptDraft& kept = *draft.kept;
+  from = std::min<uint64_t>(from, draft.text.size());
+  std::memcpy(kept.text + from, draft.text.data() + from, draft.text.size() - from);
+  kept.bytes = static_cast<uint32_t>(draft.text.size());
+  kept.mode = draft.mode.value_or(0);
+  kept.flags = (draft.created ? KeptDraft::kCreated : 0u) |
+               (draft.truncated ? KeptDraft::kTruncated : 0u) |
+               (draft.written ? KeptDraft::kWritten : 0u) |
+               (draft.offered ? KeptDraft::kOffered : 0u) | (draft.mode ? KeptDraft::kHasMode : 0u);
 }
 
 void EditableFile::end(Drafts::iterator draft) {
@@ -406,9 +458,11 @@ FsResult<> EditableFile::set_attributes(const AttributeChange& change, Handle* h
           base_since_ = std::chrono::steady_clock::now();
         }
       } else {
+        const uint64_t from = std::min<uint64_t>(*change.size, drafts_.front().text.size());
         PTC_TRY(resize(drafts_.front(), *change.size));
         drafts_.front().truncated = *change.size == 0;
         drafts_.front().written = *change.size != 0;
+        write_down(drafts_.front(), from);
       }
     }
   }

@@ -145,6 +145,7 @@ class EditableFile {
     bool written = false;             // changed since it was last accepted
     bool offered = false;             // and refused as it is now
     int64_t counted = 0;              // bytes
+    KeptDraft* kept = nullptr;        // where all of it is written down, too
   };
   using Drafts = std::list<Draft>;
   /// The kernel holds locks of the whole mount while somebody waits for it.
@@ -184,6 +185,8 @@ class EditableFile {
   bool has_base() const PTC_REQUIRES(mutex_);
   FsResult<> resize(Draft& draft, uint64_t size) PTC_REQUIRES(mutex_);
   void end(Drafts::iterator draft) PTC_REQUIRES(mutex_);
+  /// After a change; of the text only what is behind `from`.
+  void write_down(const Draft& draft, uint64_t from) const PTC_REQUIRES(mutex_);
   FsResult<> take(int64_t more, bool must) {
     return source_.take ? source_.take(more, must) : FsResult<>(ok());
   }

@@ -424,8 +424,8 @@ std::string JobView::generation_key(const ShownGenerationRef& generation, uint64
   const auto [found, is_new] = generation_keys_.try_emplace(generation.get(), generation, "");
   if (is_new) {
     const uint64_t before = generation_keys_given_[identity]++;
-    found->second.second = before == 0 ? fmt::format("{:x}", identity)
-                                       : fmt::format("{:x}.{}", identity, before);
+    found->second.second =
+        before == 0 ? fmt::format("{:x}", identity) : fmt::format("{:x}.{}", identity, before);
   }
   return fmt::format("{}/dataset/gen/{}", key_, found->second.second);
 }

@@ -23,7 +23,7 @@ constexpr size_t up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096;
 
 /// Where each table begins. All of them are sparse: what was never used takes no memory.
 struct Offsets {
-  size_t serving, suspects, requests, nodes, long_names, files, end;
+  size_t serving, suspects, requests, nodes, long_names, files, drafts, end;
 };
 
 }  // namespace
@@ -40,13 +40,15 @@ Result<> LiveState::map(const Limits& limits) {
   at.nodes = at.requests + up_to_page(kRequests * sizeof(KeptRequest));
   at.long_names = at.nodes + up_to_page(limits.nodes * sizeof(KeptNode));
   at.files = at.long_names + up_to_page(limits.long_names * kLongName);
-  at.end = at.files + up_to_page(limits.files * sizeof(KeptFile));
+  at.drafts = at.files + up_to_page(limits.files * sizeof(KeptFile));
+  at.end = at.drafts + kDrafts * sizeof(KeptDraft);
   struct stat stat = {};
   if (::fstat(fd_, &stat) != 0) return errno_error(errno, "the state of the mount");
   if (stat.st_size < static_cast<off_t>(at.end) &&
       ::ftruncate(fd_, static_cast<off_t>(at.end)) != 0)
     return errno_error(errno, "the state of the mount");
-  void* mapped = ::mmap(nullptr, at.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  void* mapped =
+      ::mmap(nullptr, at.end, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
   if (mapped == MAP_FAILED) return errno_error(errno, "mapping the state of the mount");
   ::madvise(mapped, at.end, MADV_DONTDUMP);
   base_ = static_cast<std::byte*>(mapped);
@@ -58,6 +60,7 @@ Result<> LiveState::map(const Limits& limits) {
   nodes_ = reinterpret_cast<KeptNode*>(base_ + at.nodes);
   long_names_ = reinterpret_cast<char*>(base_ + at.long_names);
   files_ = reinterpret_cast<KeptFile*>(base_ + at.files);
+  drafts_ = reinterpret_cast<KeptDraft*>(base_ + at.drafts);
   return ok();
 }
 
@@ -115,11 +118,19 @@ void LiveState::find_free() {
   for (size_t i = kRequests; i-- > 0;) {
     if (const uint64_t unique = requests_[i].unique.load(); unique != 0)
       begun_.emplace_back(unique, i + 1);
-    else
-      free_requests_.push_back(i + 1);
+    else free_requests_.push_back(i + 1);
   }
   std::sort(begun_.begin(), begun_.end());
   for (size_t i = kThreads; i-- > 0;) free_threads_.push_back(i);
+  std::vector<bool> has_file(kDrafts);
+  for (uint64_t i = 0; i < files; ++i)
+    if (files_[i].number.load() != 0 && files_[i].draft - 1 < kDrafts)
+      has_file[files_[i].draft - 1] = true;
+  for (size_t i = kDrafts; i-- > 0;)
+    if (!has_file[i]) {
+      if (drafts_[i].taken.load() != 0) empty(drafts_[i]);
+      free_drafts_.push_back(i + 1);
+    }
 }
 
 uint64_t LiveState::identity(std::string_view key, uint64_t stamp) const {
@@ -179,8 +190,7 @@ void LiveState::set_name(size_t part, KeptNode& node, std::string_view name) {
 }
 
 std::string_view LiveState::name_of(const KeptNode& node) const {
-  if (node.long_name == 0)
-    return {node.name, std::min<size_t>(node.name_bytes, sizeof node.name)};
+  if (node.long_name == 0) return {node.name, std::min<size_t>(node.name_bytes, sizeof node.name)};
   if (node.long_name > header_->limits.long_names) return {};
   return {long_names_ + (node.long_name - 1) * kLongName, node.name_bytes};
 }
@@ -214,6 +224,26 @@ void LiveState::each_file(const std::function<void(Place, KeptFile&)>& visit) {
   const uint64_t used = std::min(header_->files_used.load(), header_->limits.files);
   for (uint64_t i = 0; i < used; ++i)
     if (files_[i].number.load() != 0) visit(static_cast<Place>(i + 1), files_[i]);
+}
+
+void LiveState::empty(KeptDraft& draft) {
+  draft.taken = 0;
+  ::madvise(&draft, sizeof draft, MADV_REMOVE);
+}
+
+LiveState::Place LiveState::take_draft() {
+  MutexLock lock(mutex_);
+  if (free_drafts_.empty()) return 0;
+  const Place place = free_drafts_.back();
+  free_drafts_.pop_back();
+  draft(place).taken = 1;
+  return place;
+}
+
+void LiveState::give_back_draft(Place place) {
+  empty(draft(place));
+  MutexLock lock(mutex_);
+  free_drafts_.push_back(place);
 }
 
 LiveState::Place LiveState::begin_request(uint64_t unique, uint64_t identity) {

@@ -26,8 +26,8 @@ namespace ptc {
 struct KeptNode {
   std::atomic<uint64_t> id;
   std::atomic<uint64_t> lookups;
-  uint64_t parent;    // its id
-  uint64_t identity;  // LiveState::identity() of the node
+  uint64_t parent;     // its id
+  uint64_t identity;   // LiveState::identity() of the node
   uint32_t long_name;  // 0: `name` has all of it; else one behind the place in the long names
   uint8_t name_bytes;  // of all of it
   uint8_t displaced;   // another node has its key since
@@ -44,9 +44,23 @@ struct KeptFile {
   int32_t flags, mode, backing_id;
   uint32_t uid, gid;
   int32_t pid;
-  uint32_t unused[2];
+  uint32_t draft;  // LiveState::Place of it; 0: none
+  uint32_t unused;
 };
 static_assert(sizeof(KeptFile) == 64);
+
+/// What is written of a text that is not saved yet (EditableFile).
+struct KeptDraft {
+  static constexpr size_t kMost = 1 << 20;
+  std::atomic<uint32_t> taken;
+  uint32_t bytes;
+  uint32_t mode;  // with kHasMode
+  uint32_t flags;
+  enum Flag : uint32_t { kCreated = 1, kTruncated = 2, kWritten = 4, kOffered = 8, kHasMode = 16 };
+  char unused[4096 - 16];
+  char text[kMost];
+};
+static_assert(sizeof(KeptDraft) == 4096 + KeptDraft::kMost);
 
 /// A request that must not be done twice, while it is not answered.
 struct KeptRequest {
@@ -84,7 +98,7 @@ class LiveState {
     std::atomic<uint32_t> mounted;  // the kernel was greeted
     uint32_t init_request_bytes, init_reply_bytes;
     std::array<std::byte, 512> init_request, init_reply;
-    char store[1024];  // its directory
+    char store[1024];                                               // its directory
     std::atomic<uint64_t> nodes_used, long_names_used, files_used;  // places ever taken
     std::atomic<uint64_t> files_given;
     std::array<std::atomic<uint64_t>, kParts> nodes_given;
@@ -107,6 +121,11 @@ class LiveState {
   std::string_view name_of(const KeptNode& node) const;
   Place take_file();
   void give_back_file(Place place);
+  /// They are empty, and give their memory back when they are not needed any more.
+  static constexpr size_t kDrafts = 1024;
+  Place take_draft();
+  void give_back_draft(Place place);
+  KeptDraft& draft(Place place) { return drafts_[place - 1]; }
   /// What the earlier process left.
   void each_node(const std::function<void(Place, KeptNode&)>& visit);
   void each_file(const std::function<void(Place, KeptFile&)>& visit);
@@ -146,6 +165,7 @@ class LiveState {
   explicit LiveState(int fd) : fd_(fd) {}
   Result<> map(const Limits& limits);
   void find_free();
+  static void empty(KeptDraft& draft);
   struct Suspect {
     uint64_t unique;
     uint32_t crashes, kills;
@@ -166,10 +186,12 @@ class LiveState {
   KeptNode* nodes_ = nullptr;
   char* long_names_ = nullptr;
   KeptFile* files_ = nullptr;
+  KeptDraft* drafts_ = nullptr;
   std::array<Free, kParts> free_;
   Mutex mutex_;
   std::vector<Place> free_files_ PTC_GUARDED_BY(mutex_);
   std::vector<Place> free_requests_ PTC_GUARDED_BY(mutex_);
+  std::vector<Place> free_drafts_ PTC_GUARDED_BY(mutex_);
   std::vector<size_t> free_threads_ PTC_GUARDED_BY(mutex_);
   std::vector<std::pair<uint64_t, Place>> begun_ PTC_GUARDED_BY(mutex_);  // by earlier processes
 };

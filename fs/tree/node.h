@@ -24,6 +24,7 @@
 namespace ptc {
 
 class InodeMode;
+struct KeptDraft;
 class Node;
 using NodeRef = std::shared_ptr<Node>;
 
@@ -84,6 +85,11 @@ class Handle {
   /// Whether another process can go on with it by opening the file anew. Else what was written, or
   /// what is answered, lies in the memory of this one.
   virtual bool can_reopen() const { return true; }
+  /// Where not: what was written is written down there, too, from now on, or (`again`) goes on as
+  /// an earlier process has written it down. It outlives the handle. False: there is no such thing.
+  virtual bool keep_draft(KeptDraft& /*draft*/, bool /*again*/) { return false; }
+  /// Nobody was told of this open: its end saves nothing.
+  virtual void discard() {}
 };
 
 enum class IoMode {

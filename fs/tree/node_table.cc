@@ -1,7 +1,10 @@
 #include "fs/tree/node_table.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "store/base/mutex.h"
@@ -120,8 +123,7 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
     SharedLock lock(ids.mutex);
     if (node->id() != 0 && told.parent == parent_id && kept_name(*node, told.name) == name) {
       told.lookups.fetch_add(1, std::memory_order_relaxed);
-      if (told.kept != 0)
-        state_->node(told.kept).lookups.fetch_add(1, std::memory_order_relaxed);
+      if (told.kept != 0) state_->node(told.kept).lookups.fetch_add(1, std::memory_order_relaxed);
       return node->id();
     }
   }
@@ -323,6 +325,28 @@ NodeRef NodeTable::look_for(uint64_t id, int depth) const {
   ExclusiveLock lock(ids.mutex);
   if (node->id() == 0 && ids.left.contains(id)) const_cast<NodeTable*>(this)->adopt(ids, id, node);
   return node->id() == id ? node : nullptr;
+}
+
+std::optional<Created> NodeTable::create_again(uint64_t id, const Caller& caller, mode_t mode,
+                                               int flags) {
+  uint64_t parent_id = 0;
+  std::string name;
+  {
+    const Ids& ids = ids_[id % kParts];
+    SharedLock lock(ids.mutex);
+    const auto left = ids.left.find(id);
+    if (left == ids.left.end()) return std::nullopt;
+    parent_id = state_->node(left->second).parent;
+    name = state_->name_of(state_->node(left->second));
+  }
+  const NodeRef parent = name.empty() ? nullptr : at(parent_id);
+  if (parent == nullptr) return std::nullopt;
+  auto created = parent->create(caller, name, mode, flags & ~(O_CREAT | O_EXCL | O_TRUNC));
+  if (!created) return std::nullopt;
+  find_again(created.value().node);
+  if (created.value().node->id() == id) return std::move(created).value();
+  created.value().opened.handle->discard();
+  return std::nullopt;
 }
 
 std::vector<uint64_t> NodeTable::not_found_yet() const {

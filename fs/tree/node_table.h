@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -97,8 +98,13 @@ class NodeTable {
   /// knows it, and is looked for when it is first asked for. `found` is called, with a lock of the
   /// table held, before anybody else has the node. Before all else, the root included.
   void keep_in(LiveState& state, std::function<void(uint64_t id, Node&)> found);
+  /// LiveState::identity() of a node.
+  uint64_t identity_of(const Node& node) const;
   /// What the kernel knows of the earlier process, and nobody has looked for yet.
   std::vector<uint64_t> not_found_yet() const;
+  /// Makes a file that the kernel knows of an earlier process, and that was not there yet for
+  /// others.
+  std::optional<Created> create_again(uint64_t id, const Caller& caller, mode_t mode, int flags);
   /// It is the node that the kernel may know by another name: it has its id from now on.
   void find_again(const NodeRef& node);
 
@@ -125,7 +131,6 @@ class NodeTable {
     std::unordered_map<uint64_t, LiveState::Place> left PTC_GUARDED_BY(mutex);
     std::unordered_map<uint64_t, uint64_t> left_by_identity PTC_GUARDED_BY(mutex);
   };
-  uint64_t identity_of(const Node& node) const;
   /// With the lock of `ids` held alone: gives the node this id, that an earlier process gave it.
   void adopt(Ids& ids, uint64_t id, const NodeRef& node) PTC_REQUIRES(ids.mutex);
   void adopt_left(Ids& ids, const NodeRef& node, uint64_t identity) PTC_REQUIRES(ids.mutex);

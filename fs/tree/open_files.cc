@@ -15,26 +15,6 @@ namespace {
 constexpr int32_t kModeBits = 0xff, kLost = 0x100;
 constexpr uint64_t kNoText = UINT64_MAX;
 
-LiveState::Place write_down(LiveState& state, uint64_t number, const OpenFile& file) {
-  uint64_t given = state.header().files_given.load(std::memory_order_relaxed);
-  while (given < number && !state.header().files_given.compare_exchange_weak(given, number)) {
-  }
-  const LiveState::Place place = state.take_file();
-  if (place == 0) return 0;
-  KeptFile& written = state.file(place);
-  written.node = file.node;
-  written.request = file.request;
-  written.bytes = file.handle->text_bytes().value_or(kNoText);
-  written.flags = file.flags;
-  written.mode = static_cast<int32_t>(file.mode) | (file.handle->can_reopen() ? 0 : kLost);
-  written.backing_id = file.backing_id;
-  written.uid = file.caller.uid;
-  written.gid = file.caller.gid;
-  written.pid = file.caller.pid;
-  written.number.store(number, std::memory_order_release);
-  return place;
-}
-
 /// What was written into it, or asked, went with the process that had it.
 class LostHandle : public Handle {
  public:
@@ -81,7 +61,7 @@ OpenFiles::~OpenFiles() {
 
 uint64_t OpenFiles::add(OpenFile file) {
   const uint64_t number = given_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (state_ != nullptr) file.kept = write_down(*state_, number, file);
+  if (state_ != nullptr) write_down(number, file);
   Shard& shard = shard_of(number);
   ExclusiveLock lock(shard.mutex);
   shard.files.emplace(number, std::move(file));
@@ -109,7 +89,11 @@ OpenFile OpenFiles::take(uint64_t number) {
   }
   if (file.node != 0) {
     let_go(file);
-    state_->give_back_file(file.kept);
+    if (file.draft != 0) {  // what was written is saved by its end
+      file.handle = reopen_draft(file);
+      hold_draft(file);
+    }
+    give_back(file);
     return file;
   }
   Shard& shard = shard_of(number);
@@ -118,11 +102,57 @@ OpenFile OpenFiles::take(uint64_t number) {
   if (found == shard.files.end()) return {};
   file = std::move(found->second);
   shard.files.erase(found);
-  if (file.kept != 0) state_->give_back_file(file.kept);
+  give_back(file);
   constexpr size_t kSmall = 1024;
   if (shard.files.bucket_count() > kSmall && shard.files.size() * 8 < shard.files.bucket_count())
     shard.files.rehash(0);
   return file;
+}
+
+void OpenFiles::write_down(uint64_t number, OpenFile& file) {
+  std::atomic<uint64_t>& last = state_->header().files_given;
+  uint64_t given = last.load(std::memory_order_relaxed);
+  while (given < number && !last.compare_exchange_weak(given, number)) {
+  }
+  file.kept = state_->take_file();
+  if (file.kept == 0) return;
+  KeptFile& written = state_->file(file.kept);
+  written.node = file.node;
+  written.request = file.request;
+  written.bytes = file.handle->text_bytes().value_or(kNoText);
+  written.flags = file.flags;
+  written.mode = static_cast<int32_t>(file.mode) | (file.handle->can_reopen() ? 0 : kLost);
+  written.backing_id = file.backing_id;
+  written.uid = file.caller.uid;
+  written.gid = file.caller.gid;
+  written.pid = file.caller.pid;
+  written.draft = 0;
+  if (!file.handle->can_reopen()) {
+    file.draft = state_->take_draft();
+    if (file.draft != 0 && !file.handle->keep_draft(state_->draft(file.draft), false))
+      state_->give_back_draft(std::exchange(file.draft, 0));
+    written.draft = file.draft;
+    hold_draft(file);
+  }
+  written.number.store(number, std::memory_order_release);
+}
+
+/// A draft, and that somebody has it, is written down until its last save has come to its end.
+void OpenFiles::hold_draft(OpenFile& file) {
+  if (file.draft == 0) return;
+  std::shared_ptr<Handle> handle = std::move(file.handle);
+  Handle* const raw = handle.get();
+  auto end = [handle = std::move(handle), state = state_, kept = file.kept,
+              draft = file.draft](Handle*) mutable {
+    handle.reset();
+    state->give_back_file(kept);
+    state->give_back_draft(draft);
+  };
+  file.handle = std::shared_ptr<Handle>(raw, std::move(end));
+}
+
+void OpenFiles::give_back(const OpenFile& file) {
+  if (file.kept != 0 && file.draft == 0) state_->give_back_file(file.kept);
 }
 
 void OpenFiles::keep_in(LiveState& state, NodeTable& nodes, Passthrough& passthrough) {
@@ -142,6 +172,7 @@ void OpenFiles::keep_in(LiveState& state, NodeTable& nodes, Passthrough& passthr
     file.caller = {.uid = written.uid, .gid = written.gid, .pid = written.pid};
     file.request = written.request;
     file.kept = place;
+    file.draft = written.draft;
     OfNode& of_node = left_of_[file.node];
     ++of_node.count;
     if (file.backing_id != 0) of_node.backing_id = file.backing_id;
@@ -179,6 +210,35 @@ void OpenFiles::let_go(const OpenFile& file) {
   left_of_.erase(left);
 }
 
+/// Null: it cannot be, now.
+std::shared_ptr<Handle> OpenFiles::open_again(const OpenFile& file) {
+  const KeptFile& written = state_->file(file.kept);
+  if (file.draft != 0) return reopen_draft(file);
+  if ((written.mode & kLost) != 0) return std::make_shared<LostHandle>();
+  const NodeRef node = nodes_->at(file.node);
+  if (node == nullptr) return nullptr;
+  auto opened = node->open(file.caller, file.flags & ~(O_TRUNC | O_CREAT | O_EXCL));
+  if (!opened) return nullptr;
+  std::shared_ptr<Handle> handle = std::move(opened.value().handle);
+  if (written.bytes == kNoText) return handle;
+  return std::make_shared<OtherText>(std::move(handle), written.bytes);
+}
+
+/// Of a text that is not saved yet, and perhaps never was: then its name is only that of the draft.
+std::shared_ptr<Handle> OpenFiles::reopen_draft(const OpenFile& file) {
+  KeptDraft& draft = state_->draft(file.draft);
+  std::unique_ptr<Handle> handle;
+  if (const NodeRef node = nodes_->at(file.node)) {
+    auto opened = node->open(file.caller, file.flags & ~(O_TRUNC | O_CREAT | O_EXCL));
+    if (opened) handle = std::move(opened.value().handle);
+  } else if (auto created = nodes_->create_again(file.node, file.caller,
+                                                 static_cast<mode_t>(draft.mode), file.flags)) {
+    handle = std::move(created->opened.handle);
+  }
+  if (handle == nullptr || !handle->keep_draft(draft, true)) return std::make_shared<LostHandle>();
+  return handle;
+}
+
 std::shared_ptr<Handle> OpenFiles::reopen(uint64_t number) {
   OpenFile file;
   {
@@ -193,26 +253,19 @@ std::shared_ptr<Handle> OpenFiles::reopen(uint64_t number) {
     }
     file = left->second;
   }
-  const KeptFile& written = state_->file(file.kept);
-  std::shared_ptr<Handle> handle;
-  if ((written.mode & kLost) != 0) {
-    handle = std::make_shared<LostHandle>();
-  } else {
-    const NodeRef node = nodes_->at(file.node);
-    if (node == nullptr) return std::make_shared<LostHandle>(ESTALE);
-    auto opened = node->open(file.caller, file.flags & ~(O_TRUNC | O_CREAT | O_EXCL));
-    if (!opened) return std::make_shared<LostHandle>(opened.error().value);
-    handle = std::move(opened.value().handle);
-    if (written.bytes != kNoText)
-      handle = std::make_shared<OtherText>(std::move(handle), written.bytes);
-  }
+  std::shared_ptr<Handle> handle = open_again(file);
+  if (handle == nullptr) return std::make_shared<LostHandle>(ESTALE);
   {
     MutexLock lock(left_mutex_);
     const auto left = left_.find(number);
-    if (left == left_.end()) return handle;  // closed, or another was quicker
+    if (left == left_.end()) {  // closed, or another was quicker
+      if (file.draft != 0) handle->discard();
+      return handle;
+    }
     file = std::move(left->second);
     left_.erase(left);
     file.handle = handle;
+    hold_draft(file);
     Shard& shard = shard_of(number);
     ExclusiveLock of_shard(shard.mutex);
     shard.files.emplace(number, file);
@@ -248,7 +301,7 @@ void OpenFiles::drop_unanswered(uint64_t request) {
     number = left->second;
     left_by_request_.erase(left);
   }
-  take(number);
+  if (OpenFile file = take(number); file.handle != nullptr) file.handle->discard();
 }
 
 void OpenFiles::each(const std::function<void(uint64_t number, const OpenFile&)>& visit) const {

@@ -27,9 +27,9 @@ struct OpenFile {
   int flags = 0;      // of open(2), as the kernel passes them on
   IoMode mode = IoMode::kDirect;
   int32_t backing_id = 0;  // of Opened
-  Caller caller = {};        // who opened it
-  uint64_t request = 0;      // that was answered with it
-  LiveState::Place kept = 0;
+  Caller caller = {};      // who opened it
+  uint64_t request = 0;    // that was answered with it
+  LiveState::Place kept = 0, draft = 0;
 };
 
 /// Numbers begin at 1, and none is given twice. Threads: any; one that looks a number up waits only
@@ -75,6 +75,11 @@ class OpenFiles {
   Shard& shard_of(uint64_t number) const { return shards_[number % shards_.size()]; }
   std::shared_ptr<Handle> reopen(uint64_t number);
   void let_go(const OpenFile& file);
+  void write_down(uint64_t number, OpenFile& file);
+  void give_back(const OpenFile& file);
+  void hold_draft(OpenFile& file);
+  std::shared_ptr<Handle> reopen_draft(const OpenFile& file);
+  std::shared_ptr<Handle> open_again(const OpenFile& file);
 
   LiveState* state_ = nullptr;  // null: nothing is written down
   NodeTable* nodes_ = nullptr;

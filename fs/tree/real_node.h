@@ -41,6 +41,8 @@ class RealNode : public Node {
   FsResult<HeldFd> held() const;
   static std::string key_of(const struct stat& stat);
 
+  /// It is a file or directory of the user's, and no name of ptcfs' own.
+  bool is_plain() const { return inode_ != 0; }
   /// The file became part of a checkpoint: no more writing through what the kernel still knows.
   void make_read_only() { read_only_.store(true); }
   /// Of a file without a name: no longer holds it, and answers ESTALE, which makes the kernel look

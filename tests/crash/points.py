@@ -14,7 +14,7 @@ from story import mount
 from watcher import Watcher
 
 SIGNAL, FAIL_ONCE, FAIL_FROM_HERE_ON = 1, 2, 3
-WORKERS = 4  # they wait more than they work
+WORKERS = int(os.environ.get("PTC_WORKERS", "4"))  # they wait more than they work
 
 
 class Faults:
@@ -45,9 +45,11 @@ class Faults:
 class Telling:
     """One daemon, one story, one fault; `with` ends all of it, and shows the log where it failed."""
 
+    OPTIONS = ()
+
     def __init__(self, label, teller=story.Story):
         self.label = label
-        self.daemon = mount.Mount("--scrub", "off")  # it writes when it likes
+        self.daemon = mount.Mount("--scrub", "off", *self.OPTIONS)  # it writes when it likes
         self.story = teller(self.daemon)
         self.faults = Faults(os.path.join(self.daemon.top, "faults"))
         self.reads = 0
@@ -101,9 +103,9 @@ class Telling:
                 job.path = path
             os.close(root)
 
-    def tell(self):
-        """The story with readers; returns the error that cut it off."""
-        watcher = Watcher(self.story.job)
+    def tell(self, kept=False):
+        """The story with readers; returns the error that cut it off. `kept`: no reader may notice a death."""
+        watcher = Watcher(self.story.job, kept)
         error = None
         try:
             self.story.run()

@@ -16,7 +16,8 @@ import traceback
 import models
 import story
 
-FINE = {errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV}
+FINE = {errno.ENOENT, errno.ESTALE}
+DEAD = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV}
 PAUSE_SECONDS = 0.002
 HELD = 12  # of each kind
 
@@ -34,8 +35,9 @@ def read_all(fd):
 
 
 class Reader:
-    def __init__(self, job):
+    def __init__(self, job, kept=False):
         self.job = job
+        self.fine = FINE if kept else FINE | DEAD
         self.files, self.directories, self.maps = [], [], []  # held: (what it is, object, digest)
         self.known = {}                                       # what it is → digest
         self.reads = 0
@@ -100,12 +102,11 @@ class Reader:
             for layout in ("tp2-pp2-dp1", "tp2-pp1-dp1"):
                 self.attempt(self.read, self.job.rank_file(checkpoint, layout, 1), (checkpoint, layout, 1))
 
-    @staticmethod
-    def attempt(call, *arguments):
+    def attempt(self, call, *arguments):
         try:
             call(*arguments)
         except OSError as error:
-            if error.errno not in FINE:
+            if error.errno not in self.fine:
                 raise
 
     def watch(self, stopped):
@@ -119,18 +120,18 @@ class Reader:
 class Watcher:
     """A forked Reader. stop() fails if it saw anything that cannot be."""
 
-    def __init__(self, job):
+    def __init__(self, job, kept=False):
         asked, self.ask = os.pipe()
         self.report, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.ask)
-            os._exit(self.read_until(asked, report, job))
+            os._exit(self.read_until(asked, report, Reader(job, kept)))
         os.close(asked)
         os.close(report)
 
     @staticmethod
-    def read_until(asked, report, job):
+    def read_until(asked, report, reader):
         os.set_blocking(asked, False)
 
         def stopped():
@@ -141,7 +142,6 @@ class Watcher:
                 return False
 
         try:
-            reader = Reader(job)
             reader.watch(stopped)
             os.write(report, str(reader.reads).encode())
             return 0
