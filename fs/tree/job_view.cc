@@ -239,6 +239,7 @@ FsResult<> JobView::agree_on(const std::string& name, const FileAttributes& chan
 
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
+  view->hidden_.keep_in(tree.live_state(), view->key_);
   PTC_TRY(auto files, open_file(AT_FDCWD, view->job_->files_dir(), O_PATH | O_DIRECTORY));
   PTC_TRY(make_directory(files.get(), "incoming", 0755));
   PTC_TRY(auto incoming, open_file(files.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
@@ -496,6 +497,7 @@ std::shared_ptr<CheckpointView> JobView::checkpoint(const std::string& name) {
   auto view = std::make_shared<CheckpointView>();
   const Manifest& manifest = checkpoint->manifest();
   view->checkpoint = checkpoint;
+  view->hidden.keep_in(tree_.live_state(), fmt::format("{}/c/{}", key_, manifest.id));
   view->key = fmt::format("{}/c/{}", key_, manifest.id);
   if (before != nullptr && before->key == view->key) view->shown = before->shown.load();
   view->uid = manifest.uid;

@@ -23,7 +23,7 @@ constexpr size_t up_to_page(size_t bytes) { return (bytes + 4095) / 4096 * 4096;
 
 /// Where each table begins. All of them are sparse: what was never used takes no memory.
 struct Offsets {
-  size_t serving, suspects, requests, nodes, long_names, files, drafts, end;
+  size_t serving, suspects, requests, nodes, long_names, files, drafts, whiteouts, end;
 };
 
 }  // namespace
@@ -41,7 +41,8 @@ Result<> LiveState::map(const Limits& limits) {
   at.long_names = at.nodes + up_to_page(limits.nodes * sizeof(KeptNode));
   at.files = at.long_names + up_to_page(limits.long_names * kLongName);
   at.drafts = at.files + up_to_page(limits.files * sizeof(KeptFile));
-  at.end = at.drafts + kDrafts * sizeof(KeptDraft);
+  at.whiteouts = at.drafts + kDrafts * sizeof(KeptDraft);
+  at.end = at.whiteouts + kWhiteouts * sizeof(KeptWhiteout);
   struct stat stat = {};
   if (::fstat(fd_, &stat) != 0) return errno_error(errno, "the state of the mount");
   if (stat.st_size < static_cast<off_t>(at.end) &&
@@ -61,6 +62,7 @@ Result<> LiveState::map(const Limits& limits) {
   long_names_ = reinterpret_cast<char*>(base_ + at.long_names);
   files_ = reinterpret_cast<KeptFile*>(base_ + at.files);
   drafts_ = reinterpret_cast<KeptDraft*>(base_ + at.drafts);
+  whiteouts_ = reinterpret_cast<KeptWhiteout*>(base_ + at.whiteouts);
   return ok();
 }
 
@@ -122,6 +124,11 @@ void LiveState::find_free() {
   }
   std::sort(begun_.begin(), begun_.end());
   for (size_t i = kThreads; i-- > 0;) free_threads_.push_back(i);
+  for (uint64_t i = std::min<uint64_t>(header_->whiteouts_used.load(), kWhiteouts); i-- > 0;) {
+    const uint64_t owner = whiteouts_[i].owner.load();
+    if (owner == 0) free_whiteouts_.push_back(i + 1);
+    else left_whiteouts_[owner].push_back(i + 1);
+  }
   std::vector<bool> has_file(kDrafts);
   for (uint64_t i = 0; i < files; ++i)
     if (files_[i].number.load() != 0 && files_[i].draft - 1 < kDrafts)
@@ -244,6 +251,34 @@ void LiveState::give_back_draft(Place place) {
   empty(draft(place));
   MutexLock lock(mutex_);
   free_drafts_.push_back(place);
+}
+
+LiveState::Place LiveState::take_whiteout() {
+  MutexLock lock(mutex_);
+  if (free_whiteouts_.empty()) {
+    const uint64_t next = header_->whiteouts_used.load();
+    if (next >= kWhiteouts) return 0;
+    header_->whiteouts_used.store(next + 1);
+    return static_cast<Place>(next + 1);
+  }
+  const Place place = free_whiteouts_.back();
+  free_whiteouts_.pop_back();
+  return place;
+}
+
+void LiveState::give_back_whiteout(Place place) {
+  whiteout(place).owner.store(0, std::memory_order_release);
+  MutexLock lock(mutex_);
+  free_whiteouts_.push_back(place);
+}
+
+std::vector<LiveState::Place> LiveState::left_whiteouts(uint64_t owner) {
+  MutexLock lock(mutex_);
+  const auto left = left_whiteouts_.find(owner);
+  if (left == left_whiteouts_.end()) return {};
+  std::vector<Place> places = std::move(left->second);
+  left_whiteouts_.erase(left);
+  return places;
 }
 
 LiveState::Place LiveState::begin_request(uint64_t unique, uint64_t identity) {

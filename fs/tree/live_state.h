@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,16 @@ struct KeptDraft {
 };
 static_assert(sizeof(KeptDraft) == 4096 + KeptDraft::kMost);
 
+/// A name that is taken away in this mount only (Whiteouts).
+struct KeptWhiteout {
+  std::atomic<uint64_t> owner;  // LiveState::identity() of the key of what it is in
+  int64_t hidden_ns;            // of the monotonic clock
+  uint32_t path_bytes;
+  uint32_t expires;
+  char path[488];
+};
+static_assert(sizeof(KeptWhiteout) == 512);
+
 /// A request that must not be done twice, while it is not answered.
 struct KeptRequest {
   std::atomic<uint64_t> unique;
@@ -98,8 +109,8 @@ class LiveState {
     std::atomic<uint32_t> mounted;  // the kernel was greeted
     uint32_t init_request_bytes, init_reply_bytes;
     std::array<std::byte, 512> init_request, init_reply;
-    char store[1024];                                               // its directory
-    std::atomic<uint64_t> nodes_used, long_names_used, files_used;  // places ever taken
+    char store[1024];                                                               // its directory
+    std::atomic<uint64_t> nodes_used, long_names_used, files_used, whiteouts_used;  // ever taken
     std::atomic<uint64_t> files_given;
     std::array<std::atomic<uint64_t>, kParts> nodes_given;
   };
@@ -126,6 +137,12 @@ class LiveState {
   Place take_draft();
   void give_back_draft(Place place);
   KeptDraft& draft(Place place) { return drafts_[place - 1]; }
+  static constexpr size_t kWhiteouts = 1 << 18;
+  Place take_whiteout();
+  void give_back_whiteout(Place place);
+  KeptWhiteout& whiteout(Place place) { return whiteouts_[place - 1]; }
+  /// What the earlier process left of this owner; once.
+  std::vector<Place> left_whiteouts(uint64_t owner);
   /// What the earlier process left.
   void each_node(const std::function<void(Place, KeptNode&)>& visit);
   void each_file(const std::function<void(Place, KeptFile&)>& visit);
@@ -187,11 +204,14 @@ class LiveState {
   char* long_names_ = nullptr;
   KeptFile* files_ = nullptr;
   KeptDraft* drafts_ = nullptr;
+  KeptWhiteout* whiteouts_ = nullptr;
   std::array<Free, kParts> free_;
   Mutex mutex_;
   std::vector<Place> free_files_ PTC_GUARDED_BY(mutex_);
   std::vector<Place> free_requests_ PTC_GUARDED_BY(mutex_);
   std::vector<Place> free_drafts_ PTC_GUARDED_BY(mutex_);
+  std::vector<Place> free_whiteouts_ PTC_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<Place>> left_whiteouts_ PTC_GUARDED_BY(mutex_);
   std::vector<size_t> free_threads_ PTC_GUARDED_BY(mutex_);
   std::vector<std::pair<uint64_t, Place>> begun_ PTC_GUARDED_BY(mutex_);  // by earlier processes
 };

@@ -84,6 +84,10 @@ class Tree : public JobListener {
   /// From now on changes are told to `cache`; null: no more, and none is under way.
   void set_kernel_cache(KernelCache* cache);
   void set_root(NodeRef root) { root_ = std::move(root); }
+  /// Where what must outlive this process is written down; before anything is mounted. It outlives
+  /// the tree's views.
+  void set_live_state(LiveState* state) { live_state_ = state; }
+  LiveState* live_state() const { return live_state_; }
 
   JobStore& store() const { return *store_; }
   int root_fd() const { return root_fd_.get(); }
@@ -132,6 +136,7 @@ class Tree : public JobListener {
       PTC_REQUIRES(content_mutex_) PTC_NO_THREAD_SAFETY_ANALYSIS;
 
   JobStore* store_ = nullptr;
+  LiveState* live_state_ = nullptr;
   UniqueFd root_fd_;
   FileHandles handles_;
   NodeRef root_;  // set before the mount, gone before the table

@@ -6,8 +6,10 @@
 #include <atomic>
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
+#include "fs/tree/live_state.h"
 #include "store/base/mutex.h"
 
 namespace ptc {
@@ -19,6 +21,14 @@ namespace ptc {
 /// Threads: any.
 class Whiteouts {
  public:
+  Whiteouts() = default;
+  ~Whiteouts();
+  Whiteouts(const Whiteouts&) = delete;
+  Whiteouts& operator=(const Whiteouts&) = delete;
+
+  /// They are written down there, as those of `key`, and an earlier process's are hidden, too.
+  /// Before the first is hidden. It outlives this. Null: nothing is written down.
+  void keep_in(LiveState* state, std::string_view key);
   static constexpr std::chrono::seconds kRestoreAfter{60};
 
   void hide(std::string path);
@@ -38,8 +48,15 @@ class Whiteouts {
   void expire() const PTC_REQUIRES(mutex_);
   mutable Mutex mutex_;
   mutable std::atomic<bool> some_{false};  // whether paths_ holds any; written with the lock held
-  mutable std::unordered_map<std::string, bool> paths_
-      PTC_GUARDED_BY(mutex_);  // → whether it expires
+  struct Hidden {
+    bool expires = false;
+    LiveState::Place kept = 0;
+  };
+  Hidden& add(std::string path, bool expires) PTC_REQUIRES(mutex_);
+  void give_back(const Hidden& hidden) const;
+  LiveState* state_ = nullptr;
+  uint64_t owner_ = 0;
+  mutable std::unordered_map<std::string, Hidden> paths_ PTC_GUARDED_BY(mutex_);
   mutable std::chrono::steady_clock::time_point last_hidden_ PTC_GUARDED_BY(mutex_);
   mutable timespec restored_ PTC_GUARDED_BY(mutex_) = {};
 };
