@@ -229,6 +229,9 @@ Result<> FuseSession::start() {
   }
   PTC_TRY(servers_.start());
   serves_ = true;
+  // Not before: who is in a directory whose name has expired does not know where he is until it is
+  // looked up.
+  if (kept != nullptr && kept->goes_on()) expire_names();
   UniqueLock lock(mutex_);
   const auto any = [&]() PTC_REQUIRES(mutex_) { return greeted_ || servers_.threads() == 0; };
   if (!changed_.wait_for(mutex_, std::chrono::seconds(10), any) || !greeted_) {
@@ -258,7 +261,6 @@ Result<> FuseSession::go_on() {
   // for is not looked for, so that later changes would not be told either.
   for (const uint64_t id : tree_.table().not_found_yet())
     (void)fuse_lowlevel_notify_inval_inode(session_, id, -1, 0);
-  expire_names();
   open_files_.reopen_writers();
   return kept.resend();
 }
