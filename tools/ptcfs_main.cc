@@ -408,15 +408,23 @@ struct Kept {
   bool goes_on() const { return state->goes_on(); }
   /// What is open is in that store.
   Result<> check_store(const std::string& directory) {
-    char* const named = state->header().store;
-    const size_t most = sizeof state->header().store - 1;
+    LiveState::Header& header = state->header();
+    char* const named = header.store;
+    const size_t most = sizeof header.store - 1;
+    struct stat stat = {};
+    if (::stat(directory.c_str(), &stat) != 0) return errno_error(errno, "store " + directory);
     if (!goes_on()) {
       std::strncpy(named, directory.c_str(), most);
+      header.store_device = stat.st_dev;
+      header.store_inode = stat.st_ino;
     } else if (directory.substr(0, most) != named) {
       return invalid_argument(
           "the mount's store is {}, and cannot become {} while it is mounted; unmount it, and "
           "mount again",
           named, directory);
+    } else if (header.store_device != stat.st_dev || header.store_inode != stat.st_ino) {
+      return invalid_argument("the store {} is another directory than when it was mounted",
+                              directory);
     }
     return ok();
   }
@@ -610,6 +618,7 @@ int start_keeper(const Options& options, int argc, char** argv) {
 /// A daemon that a keeper has started, for the first time or again.
 int run_kept(Options& options, KeptBy by) {
   options.place.mount_point = options.mount.mount_point = by.mount_point;
+  options.mount.io_uring = IoUring::kOff;
   const bool foreground = by.foreground;
   if (!foreground && ::chdir("/") != 0) return kSystemError;
   auto kept = Kept::take(std::move(by));

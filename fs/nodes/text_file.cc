@@ -15,7 +15,7 @@ namespace {
 class TextHandle : public Handle {
  public:
   explicit TextHandle(std::string text) : text_(std::move(text)) {}
-  std::optional<uint64_t> text_bytes() const override { return text_.size(); }
+  std::optional<std::string_view> text_of_open() const override { return text_; }
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     if (offset >= text_.size()) return size_t{0};
     size_t size = std::min<size_t>(out.size(), text_.size() - offset);

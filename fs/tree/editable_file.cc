@@ -34,7 +34,7 @@ class ReadHandle : public Handle {
   FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
     return copy_out(*text_, out, offset);
   }
-  std::optional<uint64_t> text_bytes() const override { return text_->size(); }
+  std::optional<std::string_view> text_of_open() const override { return *text_; }
 
  private:
   const std::shared_ptr<const std::string> text_;

@@ -41,7 +41,7 @@ struct KeptFile {
   std::atomic<uint64_t> number;
   uint64_t node;     // its id
   uint64_t request;  // that opened it
-  uint64_t bytes;    // Handle::text_bytes()
+  uint64_t bytes;    // of Handle::text_of_open(); UINT64_MAX: there is none
   int32_t flags, mode, backing_id;
   uint32_t uid, gid;
   int32_t pid;
@@ -50,14 +50,22 @@ struct KeptFile {
 };
 static_assert(sizeof(KeptFile) == 64);
 
-/// What is written of a text that is not saved yet (EditableFile).
+/// What is written of a text that is not saved yet (EditableFile); or one that was made for an
+/// open.
 struct KeptDraft {
   static constexpr size_t kMost = 1 << 20;
   std::atomic<uint32_t> taken;
   uint32_t bytes;
   uint32_t mode;  // with kHasMode
   uint32_t flags;
-  enum Flag : uint32_t { kCreated = 1, kTruncated = 2, kWritten = 4, kOffered = 8, kHasMode = 16 };
+  enum Flag : uint32_t {
+    kCreated = 1,
+    kTruncated = 2,
+    kWritten = 4,
+    kOffered = 8,
+    kHasMode = 16,
+    kOfOpen = 32
+  };
   char unused[4096 - 16];
   char text[kMost];
 };
@@ -109,7 +117,8 @@ class LiveState {
     std::atomic<uint32_t> mounted;  // the kernel was greeted
     uint32_t init_request_bytes, init_reply_bytes;
     std::array<std::byte, 512> init_request, init_reply;
-    char store[1024];                                                               // its directory
+    char store[1024];  // its directory
+    uint64_t store_device, store_inode;
     std::atomic<uint64_t> nodes_used, long_names_used, files_used, whiteouts_used;  // ever taken
     std::atomic<uint64_t> files_given;
     std::array<std::atomic<uint64_t>, kParts> nodes_given;

@@ -80,8 +80,8 @@ class Handle {
   virtual FsResult<> allocate(int mode, off_t offset, off_t length);
   /// lseek(2) with SEEK_DATA or SEEK_HOLE; `size` is the node's.
   virtual FsResult<off_t> seek(off_t offset, int whence, uint64_t size);
-  /// Of a text that was made for this open alone: how long it is. Another open may get another.
-  virtual std::optional<uint64_t> text_bytes() const { return std::nullopt; }
+  /// The text that was made for this open alone: another open may get another.
+  virtual std::optional<std::string_view> text_of_open() const { return std::nullopt; }
   /// Whether another process can go on with it by opening the file anew. Else what was written, or
   /// what is answered, lies in the memory of this one.
   virtual bool can_reopen() const { return true; }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "store/base/mutex.h"
@@ -23,13 +25,30 @@ class LostHandle : public Handle {
     return Errno{error_};
   }
   FsResult<size_t> write(std::span<const std::byte>, uint64_t) override { return Errno{error_}; }
-  FsResult<> flush() override { return Errno{error_}; }
+  /// A file that is not found again had nothing to say at its close.
+  FsResult<> flush() override {
+    if (error_ == ESTALE) return ok();
+    return Errno{error_};
+  }
   FsResult<> sync(bool) override { return Errno{error_}; }
   FsResult<> truncate(uint64_t) override { return Errno{error_}; }
   bool can_reopen() const override { return false; }
 
  private:
   const int error_;
+};
+
+/// A text that was made for one open, as an earlier process has written it down.
+class KeptText : public Handle {
+ public:
+  explicit KeptText(std::string_view text) : text_(text) {}
+  FsResult<size_t> read(std::span<std::byte> out, uint64_t offset, const Interrupted&) override {
+    if (offset >= text_.size()) return size_t{0};
+    return text_.copy(reinterpret_cast<char*>(out.data()), out.size(), offset);
+  }
+
+ private:
+  const std::string_view text_;
 };
 
 /// A text that was made for one open, which is gone: another is as good for who has read nothing
@@ -44,7 +63,6 @@ class OtherText : public Handle {
     if (offset >= bytes_) return size_t{0};
     return Errno{ESTALE};
   }
-  std::optional<uint64_t> text_bytes() const override { return bytes_; }
 
  private:
   const std::shared_ptr<Handle> text_;
@@ -119,7 +137,8 @@ void OpenFiles::write_down(uint64_t number, OpenFile& file) {
   KeptFile& written = state_->file(file.kept);
   written.node = file.node;
   written.request = file.request;
-  written.bytes = file.handle->text_bytes().value_or(kNoText);
+  const std::optional<std::string_view> text = file.handle->text_of_open();
+  written.bytes = text ? text->size() : kNoText;
   written.flags = file.flags;
   written.mode = static_cast<int32_t>(file.mode) | (file.handle->can_reopen() ? 0 : kLost);
   written.backing_id = file.backing_id;
@@ -127,7 +146,17 @@ void OpenFiles::write_down(uint64_t number, OpenFile& file) {
   written.gid = file.caller.gid;
   written.pid = file.caller.pid;
   written.draft = 0;
-  if (!file.handle->can_reopen()) {
+  if (text && text->size() <= KeptDraft::kMost) {
+    file.draft = state_->take_draft();
+    if (file.draft != 0) {
+      KeptDraft& kept = state_->draft(file.draft);
+      text->copy(kept.text, text->size());
+      kept.bytes = static_cast<uint32_t>(text->size());
+      kept.flags = KeptDraft::kOfOpen;
+    }
+    written.draft = file.draft;
+    hold_draft(file);
+  } else if (!file.handle->can_reopen()) {
     file.draft = state_->take_draft();
     if (file.draft != 0 && !file.handle->keep_draft(state_->draft(file.draft), false))
       state_->give_back_draft(std::exchange(file.draft, 0));
@@ -227,6 +256,8 @@ std::shared_ptr<Handle> OpenFiles::open_again(const OpenFile& file) {
 /// Of a text that is not saved yet, and perhaps never was: then its name is only that of the draft.
 std::shared_ptr<Handle> OpenFiles::reopen_draft(const OpenFile& file) {
   KeptDraft& draft = state_->draft(file.draft);
+  if ((draft.flags & KeptDraft::kOfOpen) != 0)
+    return std::make_shared<KeptText>(std::string_view(draft.text, draft.bytes));
   std::unique_ptr<Handle> handle;
   if (const NodeRef node = nodes_->at(file.node)) {
     auto opened = node->open(file.caller, file.flags & ~(O_TRUNC | O_CREAT | O_EXCL));

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -102,7 +103,13 @@ POINT(int, renameat2, (int a, const char* from, int b, const char* to, unsigned 
       (a, from, b, to, flags), noexcept)
 POINT(int, linkat, (int a, const char* from, int b, const char* to, int flags),
       (a, from, b, to, flags), noexcept)
-POINT(int, symlinkat, (const char* text, int fd, const char* path), (text, fd, path), noexcept)
+/// A request that no daemon survives.
+extern "C" int symlinkat(const char* text, int fd, const char* path) noexcept {
+  static auto* real = next(&symlinkat, "symlinkat");
+  if (control() != nullptr && std::strcmp(text, "what the daemon dies of") == 0) std::abort();
+  if (int error = pass()) return fail<int>(error);
+  return real(text, fd, path);
+}
 POINT(int, unlink, (const char* path), (path), noexcept)
 POINT(int, unlinkat, (int fd, const char* path, int flags), (fd, path, flags), noexcept)
 POINT(int, rmdir, (const char* path), (path), noexcept)

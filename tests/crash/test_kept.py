@@ -9,7 +9,9 @@ PTC_KEPT_KILLS=15      how often
 PTC_KEPT_SEED=1        when, and who does what
 """
 import contextlib
+import errno
 import json
+import mmap
 import os
 import random
 import signal
@@ -248,6 +250,154 @@ class KilledAgainAndAgain(unittest.TestCase):
             job.wait()
             for rank in range(2):
                 story.check_file(job.rank_file("a", "tp2-pp1-dp1", rank), "a", 2, 1, rank)
+
+
+class WhatTheKeeperDoes(unittest.TestCase):
+    """What does not go on by itself, and ends of all kinds."""
+
+    def setUp(self):
+        self.daemon = Kept()
+        self.addCleanup(self.daemon.__exit__)
+        self.daemon.__enter__()
+        self.job = self.daemon.job("job")
+
+    def ended(self, seconds=15):
+        status = self.daemon.process.wait(seconds)
+        self.assertFalse(mount.is_mounted(self.daemon.path))
+        return status
+
+    def test_sigterm_ends_both(self):
+        daemon = self.daemon.daemon()
+        self.daemon.process.terminate()
+        self.assertEqual(self.ended(), 0)
+        self.assertFalse(os.path.exists(f"/proc/{daemon}"))
+
+    def test_umount_ends_both(self):
+        self.daemon.kill_daemon()
+        subprocess.run(["umount", self.daemon.path], check=True, timeout=20)
+        self.assertEqual(self.ended(), 0)
+
+    def test_what_cannot_be_started_is_given_up(self):
+        os.rename(self.daemon.store, self.daemon.store + ".away")
+        os.kill(self.daemon.daemon(), signal.SIGKILL)
+        self.assertIn(mount.error_of(mount.within, 30, os.statvfs, self.job.path), {"ECONNABORTED", "ENOTCONN", "ENOENT"})
+        self.assertEqual(self.ended(), 2)
+        self.assertIn("failed to start 5 times in a row", mount.read_text(self.daemon.log))
+
+    def test_a_request_that_daemons_die_of_is_refused(self):
+        self.daemon.stop()
+        faults = os.path.join(self.daemon.top, "faults")
+        story.models.write_file(faults, bytes(32))
+        os.environ.update({"LD_PRELOAD": os.path.join(mount.bin_dir(), "faults.so"), "PTC_FAULTS": faults, "PTC_FAULTS_OF_DAEMON": "1"})
+        try:
+            self.daemon.start()
+        finally:
+            for name in ("LD_PRELOAD", "PTC_FAULTS", "PTC_FAULTS_OF_DAEMON"):
+                del os.environ[name]
+        link = self.job.file("link")
+        self.assertEqual(mount.error_of(os.symlink, "what the daemon dies of", link), "EIO")
+        os.symlink("else", link)
+        self.assertEqual(mount.read_text(self.daemon.log).count("signal 6"), 4)  # twice by the keeper, twice by who follows
+
+    def test_memory_that_is_short_takes_the_daemon(self):
+        def score(process):
+            return int(mount.read_text(f"/proc/{process}/oom_score_adj"))
+        try:
+            story.models.write_file("/proc/self/oom_score_adj", str(score("self") - 1))
+        except PermissionError:
+            self.skipTest("no process can be spared here: that needs CAP_SYS_RESOURCE")
+        self.assertLess(score(self.daemon.process.pid), score(self.daemon.daemon()))
+
+    def test_an_upgrade_that_fails_changes_nothing(self):
+        held = os.open(self.job.file("layout.json"), os.O_RDONLY)
+        before = os.read(held, 100)
+        elsewhere = os.path.join(self.daemon.top, "elsewhere")
+        os.mkdir(elsewhere)
+        done = self.daemon.upgrade("--store", elsewhere)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("The former one goes on", done.stderr)
+        self.assertIn("cannot become", mount.read_text(self.daemon.log))
+        self.assertEqual(os.pread(held, 100, 0), before)
+        os.close(held)
+        done = self.daemon.upgrade("-f", "--store", self.daemon.store, "--patience", "7")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(mount.read_json(self.daemon.path + "/.ptc/daemon.json")["options"]["patience"], 7)
+
+    def test_what_was_removed_is_never_another_file(self):
+        path = self.job.incoming("x") + "/f"
+        os.makedirs(os.path.dirname(path))
+        with open(path, "w+b", buffering=0) as file:
+            file.write(b"mine" * 1000)
+            os.unlink(path)
+            story.models.write_file(path, b"else" * 1000)
+            self.daemon.kill_daemon()
+            try:
+                self.assertEqual(os.pread(file.fileno(), 4000, 0), b"mine" * 1000)
+            except OSError as error:
+                self.assertEqual(error.errno, errno.ESTALE)
+        self.assertEqual(mount.read_bytes(path), b"else" * 1000)
+
+    def test_what_is_mapped_goes_on(self):
+        path = self.job.incoming("x") + "/f"
+        os.makedirs(os.path.dirname(path))
+        story.models.write_file(path, bytes(1 << 20))
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as both:
+            both[0:3] = b"one"
+            self.daemon.kill_daemon()
+            both[1 << 19:(1 << 19) + 3] = b"two"
+            both.flush()
+            self.assertEqual(both[0:3], b"one")
+        self.assertEqual(mount.read_bytes(path)[1 << 19:(1 << 19) + 3], b"two")
+
+    def test_a_draft_goes_on(self):
+        text = '{"tp": 4, "pp": 1, "dp": 1}\n'
+        with open(self.job.file("layout.json"), "w", encoding="utf-8", buffering=1) as file:
+            file.write(text[:10])
+            file.flush()
+            self.daemon.kill_daemon()
+            file.write(text[10:])
+        self.assertEqual(mount.read_text(self.job.file("layout.json")), text)
+        with open(self.job.file("rules.json"), "w", encoding="utf-8") as file:  # that there was none of
+            self.daemon.kill_daemon()
+            file.write(mount.read_text(story.RULES))
+            file.flush()
+            self.daemon.kill_daemon()
+        self.assertTrue(mount.same_bytes(self.job.file("rules.json"), story.RULES))
+
+
+class HowItStarts(unittest.TestCase):
+    def ptcfs(self, *arguments):
+        return subprocess.run([os.path.join(mount.bin_dir(), "ptcfs"), *arguments], capture_output=True, text=True, timeout=30, check=False)
+
+    def test_in_the_background(self):
+        with Kept() as daemon:
+            daemon.stop()
+            done = self.ptcfs("--keep", "--store", daemon.store, daemon.path)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            os.mkdir(daemon.path + "/job")
+            held = os.open(daemon.path + "/job", os.O_RDONLY | os.O_DIRECTORY)
+            done = self.ptcfs("--upgrade", daemon.path)
+            self.assertIn("nobody served it for", done.stdout, done.stderr)
+            self.assertIn("layout.json", os.listdir(held))
+            os.close(held)
+            daemon.unmount()
+            for _ in range(100):  # it ends in its own time
+                said = self.ptcfs("--upgrade", daemon.path).stderr
+                if "no ptcfs --keep serves" in said:
+                    break
+                time.sleep(0.05)
+            self.assertIn("no ptcfs --keep serves", said)
+
+    def test_what_is_wrong_is_said_at_once(self):
+        with Kept() as daemon:
+            twice = self.ptcfs("--keep", "--store", daemon.store, daemon.path)
+            self.assertEqual(twice.returncode, 32, twice.stderr)
+            self.assertIn("already mounted", twice.stderr)
+            daemon.job("job")
+        for arguments, status, words in ((("--io-uring", "on", "/mnt"), 1, "without io_uring"), (("--store", "/proc/none", "/mnt"), 2, "store")):
+            done = self.ptcfs("--keep", *arguments)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(words, done.stderr)
 
 
 if __name__ == "__main__":
