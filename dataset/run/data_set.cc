@@ -567,6 +567,13 @@ void DataSet::note_read_error(const Error& error) {
   errors.push_back({error.message(), std::chrono::steady_clock::now()});
 }
 
+void DataSet::wait_shown(std::chrono::milliseconds most) const {
+  MutexLock lock(impl_->mutex);
+  impl_->changed.wait_for(impl_->mutex, most, [&]() PTC_REQUIRES(impl_->mutex) {
+    return impl_->loaded && !impl_->look_wanted && !impl_->looking && !impl_->indexing;
+  });
+}
+
 void DataSet::wait_settled() const {
   MutexLock lock(impl_->mutex);
   impl_->changed.wait(impl_->mutex, [&]() PTC_REQUIRES(impl_->mutex) {

@@ -162,6 +162,8 @@ class DataSet {
   void note_read_error(const Error& error);
   /// Until nothing is indexed or to be decided; for tests.
   void wait_settled() const;
+  /// The same after the start, no longer than `most`: what an earlier process has shown is there.
+  void wait_shown(std::chrono::milliseconds most) const;
 
  private:
   struct Impl;

@@ -240,6 +240,7 @@ FsResult<> JobView::agree_on(const std::string& name, const FileAttributes& chan
 Result<JobViewRef> JobView::open(Tree& tree, JobRef job, std::string key) {
   JobViewRef view(new JobView(tree, std::move(job), std::move(key)));
   view->hidden_.keep_in(tree.live_state(), view->key_);
+  view->data_set_comes_ = tree.live_state() != nullptr && tree.live_state()->goes_on();
   PTC_TRY(auto files, open_file(AT_FDCWD, view->job_->files_dir(), O_PATH | O_DIRECTORY));
   PTC_TRY(make_directory(files.get(), "incoming", 0755));
   PTC_TRY(auto incoming, open_file(files.get(), "incoming", O_PATH | O_DIRECTORY | O_NOFOLLOW));
@@ -418,6 +419,13 @@ void JobView::touch_data_set() {
 timespec JobView::data_set_changed() const {
   const int64_t ns = data_set_changed_ns_.load();
   return {ns / 1000000000, ns % 1000000000};
+}
+
+void JobView::await_data_set() {
+  constexpr std::chrono::seconds kComesWithin{5};  // an index that is true still is there sooner
+  if (!data_set_comes()) return;
+  data_set_->wait_shown(kComesWithin);
+  data_set_comes_ = false;
 }
 
 std::string JobView::generation_key(const ShownGenerationRef& generation, uint64_t identity) {

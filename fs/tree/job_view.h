@@ -170,6 +170,10 @@ class JobView : public std::enable_shared_from_this<JobView> {
   EditableFile& rules() { return rules_; }
 
   DataSet& data_set() const { return *data_set_; }
+  /// It is not yet as an earlier process, whose mount goes on, has shown it.
+  bool data_set_comes() const { return data_set_comes_.load(std::memory_order_relaxed); }
+  /// Waits for that, for a while.
+  void await_data_set();
   HeldFd data_set_fd() const {
     return data_set_files_.hold();
   }  // of the user's own files in dataset/
@@ -246,6 +250,7 @@ class JobView : public std::enable_shared_from_this<JobView> {
   std::unordered_map<uint64_t, uint64_t> generation_keys_given_
       PTC_GUARDED_BY(mutex_);  // by identity
   std::atomic<int64_t> data_set_changed_ns_{0};
+  std::atomic<bool> data_set_comes_{false};
   std::unique_ptr<DataSet> data_set_;  // last: its threads use all of the above
 };
 using JobViewRef = std::shared_ptr<JobView>;

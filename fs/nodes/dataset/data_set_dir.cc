@@ -56,7 +56,11 @@ EditableFile* DataSetDir::editable(const std::string& name) {
   return nullptr;
 }
 
-FsResult<> DataSetDir::ready() { return as_decided(job().data_set().loaded()); }
+FsResult<> DataSetDir::ready() {
+  PTC_TRY(as_decided(job().data_set().loaded()));
+  job().await_data_set();
+  return ok();
+}
 
 FsResult<NodeRef> DataSetDir::own_node(const std::string& name) {
   JobViewRef view = job().shared_from_this();

@@ -15,7 +15,7 @@ class DataSetDir : public OwnNamesDir {
 
   /// Until what it shows is known: the metadata may not answer. EAGAIN then.
   const Awaited* awaited() const override {
-    return job().data_set().is_loaded() ? nullptr : &loading_;
+    return job().data_set().is_loaded() && !job().data_set_comes() ? nullptr : &loading_;
   }
 
   NameLife name_life() const override { return NameLife::kForever; }
