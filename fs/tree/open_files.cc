@@ -190,7 +190,7 @@ void OpenFiles::keep_in(LiveState& state, NodeTable& nodes, Passthrough& passthr
   passthrough_ = &passthrough;
   uint64_t given = state.header().files_given.load();
   MutexLock lock(left_mutex_);
-  state.each_file([&](LiveState::Place place, const KeptFile& written) {
+  state.each_file([&](LiveState::Place place, const KeptFile& written) PTC_REQUIRES(left_mutex_) {
     const uint64_t number = written.number.load();
     given = std::max(given, number);
     OpenFile file;

@@ -198,6 +198,8 @@ void Tree::drop_contents(const std::vector<NodeRef>& nodes) {
 }
 
 Result<> Tree::contents_mended(const std::string& job_name, const std::string& name) {
+  // Of what an earlier process has shown the kernel may have bytes, too.
+  for (const uint64_t id : table_.not_found_yet()) (void)table_.at(id);
   JobViewRef view;
   {
     MutexLock lock(views_mutex_);
