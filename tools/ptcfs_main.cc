@@ -55,7 +55,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kStopWithin{10};
-constexpr milliseconds kRoomWithin{2000};  // for another daemon
+constexpr milliseconds kRoomWithin{500};  // for another daemon
 
 constexpr size_t kLogBytes =
     16 << 20;  // then the file becomes ptcfs.1.log, and that before it goes
@@ -122,12 +122,12 @@ sigset_t block_signals() {
 }
 
 /// Whatever hangs at the end: the state is durable at every moment, so leaving is safe.
-void end_at_the_latest(milliseconds within = kStopWithin - seconds(1), int status = 0) {
-  std::thread([within, status] {
-    std::this_thread::sleep_for(within);
+void end_at_the_latest() {
+  std::thread([] {
+    std::this_thread::sleep_for(kStopWithin - seconds(1));
     spdlog::warn("something does not end; leaving it behind");
     spdlog::shutdown();
-    ::_exit(status);
+    ::_exit(0);
   }).detach();
 }
 
@@ -261,9 +261,8 @@ void wait_for_the_end(FuseSession& session, Beneath& beneath, Health& health,
     if (signal == 0 || signal == kStirred) continue;
     if (signal == make_room_signal()) {
       if (session.live_state() == nullptr) continue;
-      // What is not answered by then the kernel gives to the next one.
-      end_at_the_latest(kRoomWithin, kMadeRoom);
-      session.stop();
+      // What is not answered by then, or waits for others, the kernel gives to the next one.
+      session.stop_receiving(kRoomWithin);
       spdlog::info("another daemon serves {} from now on", path);
       spdlog::shutdown();
       ::_exit(kMadeRoom);
@@ -401,7 +400,10 @@ struct Kept {
 
   static Result<std::unique_ptr<Kept>> take(KeptBy by) {
     PTC_TRY(auto state, LiveState::open(by.state.get()));
-    if (state->goes_on()) state->note_crash(by.killed);
+    if (state->goes_on())
+      state->note_end(by.made_room ? LiveState::End::kMadeRoom
+                      : by.killed  ? LiveState::End::kKilled
+                                   : LiveState::End::kCrashed);
     auto mount = std::make_unique<KeptMount>(by.device.get(), *state);
     return std::make_unique<Kept>(Kept{std::move(by), std::move(state), std::move(mount)});
   }
@@ -605,8 +607,10 @@ int run_in_background(const std::function<int(const std::function<void(int)>& te
 }
 
 int start_keeper(const Options& options, int argc, char** argv) {
+  std::error_code error;
   KeeperOptions keeper{.mount_point = options.mount.mount_point,
                        .arguments = {argv, argv + argc},
+                       .directory = std::filesystem::current_path(error).string(),
                        .foreground = options.foreground};
   if (options.foreground) return keep_mount(keeper);
   return run_in_background([&](const std::function<void(int)>& tell) {

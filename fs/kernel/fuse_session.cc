@@ -347,6 +347,11 @@ void FuseSession::stop() {
   servers_.stop();
 }
 
+void FuseSession::stop_receiving(std::chrono::milliseconds most) {
+  fuse_session_exit(session_);
+  servers_.stop(most);
+}
+
 bool FuseSession::unmount() {
   {
     MutexLock lock(mutex_);

@@ -73,6 +73,9 @@ class FuseSession : public KernelCache {
   std::string trouble();
   /// After this no request is answered any more.
   void stop();
+  /// No request is read any more; returns when those that were are answered, but for those that
+  /// wait for others, or after `most`. For the end of a process whose mount goes on.
+  void stop_receiving(std::chrono::milliseconds most);
 
   /// Threads end that answered requests when there were more of them. Now and then.
   void end_spare_threads() { servers_.end_spare(); }

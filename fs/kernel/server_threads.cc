@@ -155,6 +155,18 @@ void ServerThreads::stop() {
   }
 }
 
+void ServerThreads::stop(std::chrono::milliseconds most) {
+  const auto until = std::chrono::steady_clock::now() + most;
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  while (running_ > waiting_ && std::chrono::steady_clock::now() < until) {
+    for (const PlaceRef& place : places_)
+      ::pthread_kill(place->thread_.native_handle(), options_.wake_signal);
+    ended_.wait_for(mutex_, std::chrono::milliseconds(5),
+                    [this]() PTC_REQUIRES(mutex_) { return running_ <= waiting_; });
+  }
+}
+
 void ServerThreads::Place::received(bool took) {
   int expected = kReceiving;
   if (!state_.compare_exchange_strong(expected, kServing)) {

@@ -62,6 +62,8 @@ class ServerThreads {
   /// No thread begins any more; returns when all have ended. What they do ends when it is
   /// interrupted.
   void stop();
+  /// The same, but for those that wait for others; no longer than `most`.
+  void stop(std::chrono::milliseconds most);
 
  private:
   using PlaceRef = std::unique_ptr<Place>;

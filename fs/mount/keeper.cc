@@ -153,8 +153,7 @@ class Keeper {
     program_.file = UniqueFd(::open("/proc/self/exe", O_PATH | O_CLOEXEC));
     if (!program_.file.valid()) return errno_error(errno, "/proc/self/exe");
     program_.arguments = options_.arguments;
-    char here[PATH_MAX] = {};
-    directory_ = ::getcwd(here, sizeof here) != nullptr ? here : "/";
+    directory_ = options_.directory;
     be_spared();
     listen();
     return ok();
@@ -217,7 +216,10 @@ class Keeper {
       if (fd >= 0) ::fcntl(fd, F_SETFD, 0);
     ::setenv(kVariable,
              fmt::format("{},{},{},{},{},{},{}\n{}\n{}", device_.get(), state_.get(),
-                         beneath_.get(), socket, options_.foreground ? 1 : 0, killed_ ? 1 : 0,
+                         beneath_.get(), socket, options_.foreground ? 1 : 0,
+                         made_room_ ? 2
+                         : killed_  ? 1
+                                    : 0,
                          ended_ns_, cause_, options_.mount_point)
                  .c_str(),
              1);
@@ -325,8 +327,9 @@ class Keeper {
     if (exited && code == 0 && serves_) return end(0);
     if (is_ending_) return give_up(fmt::format("the daemon ended by {}", how_it_ended(status)));
     killed_ = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+    made_room_ = exited && code == kMadeRoom;
     cause_ = how_it_ended(status);
-    if (exited && code == kMadeRoom) {
+    if (made_room_) {
       cause_ = "upgrade";
       start();
       return std::nullopt;
@@ -413,7 +416,8 @@ class Keeper {
   UniqueFd signals_, device_, state_, beneath_, listener_, daemon_socket_, asker_;
   Program program_, next_;
   pid_t daemon_ = 0;
-  bool serves_ = false, was_started_ = false, is_ending_ = false, killed_ = false;
+  bool serves_ = false, was_started_ = false, is_ending_ = false, killed_ = false,
+       made_room_ = false;
   int failures_ = 0, quick_ends_ = 0;
   int64_t started_ns_ = 0, serves_since_ns_ = 0, ended_ns_ = 0, next_start_ns_ = 0,
           upgrade_until_ns_ = 0;
@@ -452,7 +456,8 @@ std::optional<KeptBy> kept_by() {
   kept.beneath = UniqueFd(beneath);
   kept.keeper = UniqueFd(socket);
   kept.foreground = foreground != 0;
-  kept.killed = killed != 0;
+  kept.killed = killed == 1;
+  kept.made_room = killed == 2;
   ::prctl(PR_SET_NAME, "ptcfs");
   return kept;
 }

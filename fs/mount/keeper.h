@@ -18,6 +18,7 @@ namespace ptc {
 struct KeeperOptions {
   std::string mount_point;             // resolved
   std::vector<std::string> arguments;  // of the daemon; the first is its name
+  std::string directory;               // that these are meant in
   bool foreground = false;
   /// Called once: the mount can be used (0), or it cannot, and the exit status says why.
   std::function<void(int status)> started = [](int) {};
@@ -31,8 +32,9 @@ struct KeptBy {
   UniqueFd keeper;                  // a socket
   std::string mount_point;
   bool foreground = false;
-  std::string cause;     // why the one before has ended; empty: it is the first
-  bool killed = false;   // it was killed by somebody, or for its memory
+  std::string cause;    // why the one before has ended; empty: it is the first
+  bool killed = false;  // it was killed by somebody, or for its memory
+  bool made_room = false;
   int64_t ended_ns = 0;  // when, by the monotonic clock
 
   /// It serves. `beneath`: the directory beneath the mount, for those that come later; -1: none.

@@ -337,17 +337,17 @@ LiveState::Serving::~Serving() {
   state_->free_threads_.push_back(place_);
 }
 
-void LiveState::note_crash(bool by_kill) {
+void LiveState::note_end(End how) {
   for (size_t i = 0; i < kThreads; ++i) {
     const uint64_t unique = serving_[i].exchange(0) & ~kResent;
-    if (unique == 0) continue;
+    if (unique == 0 || how == End::kMadeRoom) continue;
     Suspect* const end = suspects_ + kSuspects;
     Suspect* one = std::find_if(suspects_, end, [&](auto& s) { return s.unique == unique; });
     if (one == end) {  // in the place of the one that was asked for first
       one = std::min_element(suspects_, end, [](auto& a, auto& b) { return a.unique < b.unique; });
       *one = {unique, 0, 0};
     }
-    ++(by_kill ? one->kills : one->crashes);
+    ++(how == End::kKilled ? one->kills : one->crashes);
   }
 }
 

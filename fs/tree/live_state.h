@@ -182,9 +182,9 @@ class LiveState {
     std::atomic<uint64_t>* slot_ = nullptr;
     size_t place_ = 0;
   };
-  /// At a start, once: what was being served when the last one ended, by a crash or by somebody's
-  /// kill.
-  void note_crash(bool by_kill);
+  /// At a start, once: what was being served when the last one ended, and how that was.
+  enum class End { kCrashed, kKilled, kMadeRoom };
+  void note_end(End how);
   bool is_poison(uint64_t unique) const;
 
  private:

@@ -372,8 +372,11 @@ class HowItStarts(unittest.TestCase):
     def test_in_the_background(self):
         with Kept() as daemon:
             daemon.stop()
-            done = self.ptcfs("--keep", "--store", daemon.store, daemon.path)
+            here = os.path.dirname(daemon.store)
+            done = subprocess.run([os.path.join(mount.bin_dir(), "ptcfs"), "--keep", "--store", "store", "mnt"], cwd=here,
+                                  capture_output=True, text=True, timeout=30, check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertTrue(os.path.exists(daemon.store + "/jobs"))
             os.mkdir(daemon.path + "/job")
             held = os.open(daemon.path + "/job", os.O_RDONLY | os.O_DIRECTORY)
             done = self.ptcfs("--upgrade", daemon.path)

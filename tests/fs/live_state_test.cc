@@ -304,18 +304,19 @@ TEST(LiveState, WhatWasDoneIsNotDoneAgain) {
 
 TEST(LiveState, ARequestThatDaemonsDieOfIsKnown) {
   Taken mount;
-  auto crash = [&](bool by_kill) {
+  auto crash = [&](LiveState::End how) {
     auto* serving = new LiveState::Serving(mount.state_.get());
     serving->begin(100 | kResent);
     auto* other = new LiveState::Serving(mount.state_.get());
     other->begin(102);
     other->end();
     mount.kill();
-    mount.state_->note_crash(by_kill);
+    mount.state_->note_end(how);
   };
-  crash(false);
+  crash(LiveState::End::kCrashed);
+  for (int i = 0; i < 9; ++i) crash(LiveState::End::kMadeRoom);
   EXPECT_FALSE(mount.state_->is_poison(100 | kResent));
-  crash(false);
+  crash(LiveState::End::kCrashed);
   EXPECT_TRUE(mount.state_->is_poison(100 | kResent));
   EXPECT_FALSE(mount.state_->is_poison(100));  // not one that is asked for once
   EXPECT_FALSE(mount.state_->is_poison(102 | kResent));
