@@ -313,6 +313,7 @@ class Ptc(mount.TestCase):
                             ("tp9", "'tp9' is no layout's name, .* is it tp9-pp1-dp1"),
                             ("TP2_PP1", "'TP2_PP1' is no layout's name, .* is it tp2-pp1-dp1"),
                             ("VLLM-tp2", "'VLLM-tp2' is no layout's name, .* is it vllm-tp2"),
+                            ("trtllm-tp2", "'trtllm-tp2' is no layout's name: TensorRT-LLM .* reads hf/"),
                             ("nothing", "'nothing' is no layout's name, such as tp4-pp2-dp1"),
                             ("tp2-zero2", "'tp2-zero2' is no layout's name, such as tp4-pp2-dp1"),
                             ("tp2-pp2-dp1+12345678", "is no layout's name, such as tp4-pp2-dp1"),

@@ -309,6 +309,11 @@ Error no_layout(const std::string& text, std::string_view what) {
                       text, served.value().engine->name(), text);
   }
   const std::string plain = as_in_names(text);
+  if (plain.starts_with("trtllm") || plain.starts_with("tensorrt"))
+    return make_error(Code::kNotFound,
+                      "'{}' is {}: TensorRT-LLM loads no files of single ranks; it reads hf/ of a "
+                      "checkpoint",
+                      text, what);
   const auto meant =
       plain != text && ServedLayout::parse(plain) ? Result<std::string>(plain) : name_meant(plain);
   if (!meant) {
