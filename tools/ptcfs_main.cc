@@ -431,8 +431,7 @@ struct Kept {
     return ok();
   }
   /// Once the mount can be used.
-  void serves(const Beneath& beneath) {
-    by.serves(goes_on() ? -1 : beneath.fd());
+  void say_so() const {
     if (!mount->can_resend())
       spdlog::warn(
           "this kernel does not give out again what a daemon has taken and not answered (Linux "
@@ -533,6 +532,9 @@ int run(Options& options, Kept* kept, Ready ready) {
   auto beneath = goes_on ? Result<Beneath>(Beneath::taken_over(std::move(kept->by.beneath)))
                          : mountable(options.mount.mount_point, was_dead.value());
   if (!beneath) return complain(beneath.error(), kMountFailure);
+  if (kept != nullptr)
+    kept->mount->set_begins(
+        [kept, fd = goes_on ? -1 : beneath.value().fd()] { kept->by.serves(fd); });
   options.mount.stirred = [self = ::pthread_self()] { ::pthread_kill(self, kStirred); };
   auto session = FuseSession::mount(tree, options.mount);
   if (!session) return complain(session.error(), kMountFailure);
@@ -546,7 +548,7 @@ int run(Options& options, Kept* kept, Ready ready) {
 
   new_place.keep();
   ready(place.value());
-  if (kept != nullptr) kept->serves(beneath.value());
+  if (kept != nullptr) kept->say_so();
   spdlog::info("mounted {} (ptcfs {}, node {}, store {}, jobs {}, passthrough {}{})",
                options.mount.mount_point, kVersion, store.value()->node(), place.value().directory,
                store.value()->job_count(), tree.passthrough().enabled() ? "on" : "off",

@@ -240,7 +240,7 @@ Result<> FuseSession::start() {
   }
   lock.unlock();
   if (options_.io_uring == IoUring::kOn && no_rings_.has_error()) return no_rings_.error();
-  set_read_ahead();
+  if (kept == nullptr || !kept->goes_on()) set_read_ahead();
   return ok();
 }
 
@@ -259,9 +259,10 @@ Result<> FuseSession::go_on() {
   if (tree_.passthrough().enabled()) tree_.passthrough().close_others(open_files_.backing_ids());
   // What changed since the last one has ended nobody has told the kernel; and what it does not ask
   // for is not looked for, so that later changes would not be told either.
-  for (const uint64_t id : tree_.table().not_found_yet())
+  for (const uint64_t id : tree_.table().cached_and_not_found_yet())
     (void)fuse_lowlevel_notify_inval_inode(session_, id, -1, 0);
   open_files_.reopen_writers();
+  kept.begin();
   return kept.resend();
 }
 
@@ -541,7 +542,10 @@ ssize_t FuseSession::on_write(int fd, struct iovec* iov, int count, void* userda
     self->tree_.set_kernel_cache(self);  // before the kernel asks, and so remembers, anything
     KeptMount* const kept = self->options_.kept;
     ssize_t written = header.length;
-    if (kept == nullptr || kept->answers_greeting(iov, count)) written = ::writev(fd, iov, count);
+    if (kept == nullptr || kept->answers_greeting(iov, count)) {
+      if (kept != nullptr) kept->begin();
+      written = ::writev(fd, iov, count);
+    }
     int error = (self->kernel_flags_ & kPassthrough) != 0 ? self->tree_.passthrough().start(fd)
                                                           : EOPNOTSUPP;
     if (error != 0) {

@@ -88,7 +88,10 @@ bool KeptMount::answers_greeting(const iovec* iov, int count) {
     return true;
   }
   GreetingOut now = {}, then = {};
+  GreetingIn heard = {};
   std::memcpy(&now, answer.data(), sizeof now);
+  std::memcpy(&heard, header.init_request.data(), sizeof heard);
+  if (now.unique != heard.unique) return true;  // the kernel has not got the former one
   std::memcpy(&then, header.init_reply.data(), sizeof then);
   // What the kernel was told once stays so.
   const bool same = now.minor == then.minor && now.flags == then.flags &&

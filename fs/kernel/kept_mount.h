@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "fs/tree/live_state.h"
 #include "store/base/error.h"
@@ -23,6 +25,13 @@ class KeptMount {
  public:
   /// Both outlive it.
   KeptMount(int device, LiveState& state) : device_(device), state_(state) {}
+
+  /// Called once, by any thread: from here on there is a mount that a later process can go on with.
+  /// No request of a user has been read yet.
+  void set_begins(std::function<void()> begins) { begins_ = std::move(begins); }
+  void begin() const {
+    if (begins_) begins_();
+  }
 
   int device() const { return device_; }
   LiveState& state() { return state_; }
@@ -48,6 +57,7 @@ class KeptMount {
  private:
   const int device_;
   LiveState& state_;
+  std::function<void()> begins_;
   bool heard_ = false;
   Result<> agreed_ = ok();
 };

@@ -21,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <thread>
 
@@ -129,6 +130,7 @@ class Keeper {
   struct Program {
     UniqueFd file;  // O_PATH
     std::vector<std::string> arguments;
+    std::string directory;  // that these are meant in
   };
 
   /// Where whoever looks after the mount will find it.
@@ -153,7 +155,7 @@ class Keeper {
     program_.file = UniqueFd(::open("/proc/self/exe", O_PATH | O_CLOEXEC));
     if (!program_.file.valid()) return errno_error(errno, "/proc/self/exe");
     program_.arguments = options_.arguments;
-    directory_ = options_.directory;
+    program_.directory = options_.directory;
     be_spared();
     listen();
     return ok();
@@ -227,7 +229,7 @@ class Keeper {
     const char* executed = ::getenv("SYSTEMD_EXEC_PID");
     if (executed != nullptr && executed == std::to_string(first_pid_))
       ::setenv("SYSTEMD_EXEC_PID", std::to_string(::getpid()).c_str(), 1);
-    if (::chdir(directory_.c_str()) != 0 && ::chdir("/") != 0) ::_exit(126);
+    if (::chdir(program.directory.c_str()) != 0 && ::chdir("/") != 0) ::_exit(126);
     std::vector<char*> arguments;
     for (const std::string& one : program.arguments)
       arguments.push_back(const_cast<char*>(one.c_str()));
@@ -265,7 +267,6 @@ class Keeper {
       was_started_ = true;
       find_connection();
       options_.started(0);
-      directory_ = "/";
     }
     if (next_.file.valid()) {
       program_ = std::move(next_);
@@ -375,7 +376,7 @@ class Keeper {
     return status;
   }
 
-  /// "program\0argument\0…": they replace what serves.
+  /// "program\0directory\0argument\0…": they replace what serves.
   void on_request() {
     UniqueFd asker(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!asker.valid()) return;
@@ -402,7 +403,11 @@ class Keeper {
       return;
     }
     next.arguments = program_.arguments;
-    if (words.size() > 1) next.arguments.assign(words.begin() + 1, words.end());
+    next.directory = program_.directory;
+    if (words.size() > 2) {
+      next.directory = words[1];
+      next.arguments.assign(words.begin() + 2, words.end());
+    }
     next_ = std::move(next);
     asker_ = std::move(asker);
     upgrade_until_ns_ = now_ns() + std::chrono::nanoseconds(kUpgradeWithin).count();
@@ -412,7 +417,7 @@ class Keeper {
   const KeeperOptions& options_;
   const pid_t first_pid_ = ::getpid();
   sigset_t former_signals_ = {};
-  std::string former_score_ = "0", directory_, connection_;
+  std::string former_score_ = "0", connection_;
   UniqueFd signals_, device_, state_, beneath_, listener_, daemon_socket_, asker_;
   Program program_, next_;
   pid_t daemon_ = 0;
@@ -466,6 +471,7 @@ Result<std::chrono::microseconds> ask_for_upgrade(const std::string& mount_point
                                                   const std::string& program,
                                                   const std::vector<std::string>& arguments) {
   PTC_TRY(auto address, address_of(mount_point));
+  std::error_code error;
   const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid() ||
       ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
@@ -474,8 +480,10 @@ Result<std::chrono::microseconds> ask_for_upgrade(const std::string& mount_point
                       "mounted again",
                       mount_point, std::strerror(errno));
   std::string text = program;
+  if (!arguments.empty())
+    text.append(1, '\0').append(std::filesystem::current_path(error).string());
   for (const std::string& one : arguments) text.append(1, '\0').append(one);
-  if (text.size() > kMostRequest) return invalid_argument("the command line is too long");
+  if (text.size() >= kMostRequest) return invalid_argument("the command line is too long");
   if (!send_message(socket.get(), text, -1)) return errno_error(errno, "asking the keeper");
   const std::string said = receive_message(socket.get(), nullptr);
   if (said.starts_with("ok "))

@@ -31,7 +31,11 @@ struct KeptNode {
   uint64_t identity;   // LiveState::identity() of the node
   uint32_t long_name;  // 0: `name` has all of it; else one behind the place in the long names
   uint8_t name_bytes;  // of all of it
-  uint8_t displaced;   // another node has its key since
+  uint8_t flags;
+  enum Flag : uint8_t {
+    kDisplaced = 1,  // another node has its key since
+    kUncached = 2,   // the kernel asks for its attributes each time
+  };
   char name[90];
 };
 static_assert(sizeof(KeptNode) == 128);

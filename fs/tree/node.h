@@ -157,6 +157,8 @@ class Node : public std::enable_shared_from_this<Node> {
   /// hand or it is told (KernelCache::drop_attributes). A directory's listing is cached in any
   /// case, for as long as its time of modification is the same.
   virtual double attribute_seconds() const { return immutable() ? kCacheSeconds : 0; }
+  /// Whether that is ever more than 0.
+  virtual bool caches_attributes() const { return true; }
 
   /// Of a directory: whether a listing tells the kernel the attributes of what is in it. Not where
   /// they are costly; then they are asked for one by one, by those who want them.

@@ -103,7 +103,7 @@ void NodeTable::displace(const Node& node) {
   shard.nodes.erase(found);
   if (state_ == nullptr) return;
   ExclusiveLock of_ids(ids_[node.part_].mutex);
-  if (node.told_.kept != 0) state_->node(node.told_.kept).displaced = 1;
+  if (node.told_.kept != 0) state_->node(node.told_.kept).flags |= KeptNode::kDisplaced;
 }
 
 void NodeTable::remember_root(const NodeRef& root) {
@@ -155,7 +155,7 @@ uint64_t NodeTable::remember(const NodeRef& node, const Node& parent, std::strin
       }
       if (is_new) {
         written.identity = identity;
-        written.displaced = 0;
+        written.flags = node->caches_attributes() ? 0 : KeptNode::kUncached;
         written.id.store(ids.given * kParts + node->part_, std::memory_order_release);
       }
     }
@@ -251,7 +251,7 @@ void NodeTable::keep_in(LiveState& state, std::function<void(uint64_t, Node&)> f
     ExclusiveLock lock(ids.mutex);
     ids.given = std::max(ids.given, id / kParts);
     if (!ids.left.emplace(id, place).second) return;
-    if (node.displaced == 0) ids.left_by_identity.emplace(node.identity, id);
+    if ((node.flags & KeptNode::kDisplaced) == 0) ids.left_by_identity.emplace(node.identity, id);
     left_.fetch_add(1, std::memory_order_relaxed);
   });
 }
@@ -311,7 +311,7 @@ NodeRef NodeTable::look_for(uint64_t id, int depth) const {
     const auto left = ids.left.find(id);
     if (left == ids.left.end() || depth > kDeepest) return nullptr;
     const KeptNode& written = state_->node(left->second);
-    if (written.displaced != 0) return nullptr;
+    if ((written.flags & KeptNode::kDisplaced) != 0) return nullptr;
     parent_id = written.parent;
     identity = written.identity;
     name = state_->name_of(written);
@@ -354,6 +354,16 @@ std::vector<uint64_t> NodeTable::not_found_yet() const {
   for (const Ids& ids : ids_) {
     SharedLock lock(ids.mutex);
     for (const auto& [id, place] : ids.left) found.push_back(id);
+  }
+  return found;
+}
+
+std::vector<uint64_t> NodeTable::cached_and_not_found_yet() const {
+  std::vector<uint64_t> found;
+  for (const Ids& ids : ids_) {
+    SharedLock lock(ids.mutex);
+    for (const auto& [id, place] : ids.left)
+      if ((state_->node(place).flags & KeptNode::kUncached) == 0) found.push_back(id);
   }
   return found;
 }

@@ -102,6 +102,8 @@ class NodeTable {
   uint64_t identity_of(const Node& node) const;
   /// What the kernel knows of the earlier process, and nobody has looked for yet.
   std::vector<uint64_t> not_found_yet() const;
+  /// Those of which it may have attributes.
+  std::vector<uint64_t> cached_and_not_found_yet() const;
   /// Makes a file that the kernel knows of an earlier process, and that was not there yet for
   /// others.
   std::optional<Created> create_again(uint64_t id, const Caller& caller, mode_t mode, int flags);

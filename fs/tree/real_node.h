@@ -63,6 +63,7 @@ class RealNode : public Node {
   FsResult<> change(const std::function<bool()>& call);
 
   bool is_agreed_on() const override { return false; }
+  bool caches_attributes() const override { return !is_plain(); }
   uint64_t stamp() const override { return file_.stamp(); }
   InodeMode* inode_mode() override { return &mode_; }
   FsResult<struct stat> attributes() override;
