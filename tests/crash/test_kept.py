@@ -397,7 +397,8 @@ class HowItStarts(unittest.TestCase):
             self.assertEqual(twice.returncode, 32, twice.stderr)
             self.assertIn("already mounted", twice.stderr)
             daemon.job("job")
-        for arguments, status, words in ((("--io-uring", "on", "/mnt"), 1, "without io_uring"), (("--store", "/proc/none", "/mnt"), 2, "store")):
+        for arguments, status, words in ((("--io-uring", "on", "/mnt"), 1, "without io_uring"),
+                                         (("--store", "/proc/none", "/mnt"), 2, "store")):
             done = self.ptcfs("--keep", *arguments)
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertIn(words, done.stderr)
