@@ -239,7 +239,8 @@ class OwnMetadata(MountProgram):
 
             def held():
                 paths = [os.path.join(where, name) for top in ("images", "jobs")
-                         for where, _, names in os.walk(f"{daemon.store}/{top}") for name in names]
+                         for where, _, names in os.walk(f"{daemon.store}/{top}") for name in names
+                         if name != "events.jsonl"]  # which says that the daemon was started
                 return {path: os.path.getsize(path) for path in paths}
             job, model, after = daemon.job("llama"), models.Llama(), models.Llama(1)
             model.write_hf(job.incoming("base") + "/rank/0")
