@@ -191,12 +191,20 @@ void on_link(fuse_req_t raw, fuse_ino_t inode, fuse_ino_t parent, const char* na
   serve_node(raw, Op::kLink, parent, nobody, link);
 }
 
+/// What the kernel asks by a name that it was told by an earlier daemon, and this one was not asked
+/// for yet, is known here before the name is taken from it.
+void find_again(NodeTable& table, Node& directory, const std::string& name) {
+  if (!table.has_left()) return;
+  if (const auto found = directory.lookup(name)) table.find_again(found.value());
+}
+
 void on_unlink(fuse_req_t raw, fuse_ino_t parent, const char* name) {
   auto remove = [&session = session_of(raw), number = served_request(), name = std::string(name)](
                     FuseRequest& request, Node& directory) -> FsResult<> {
     PTC_TRY(auto checked, checked_name(name));
     OnceOnly once(session.live_state(), request.tree().table(), number, directory, checked);
     if (!once.is_done()) {
+      find_again(request.tree().table(), directory, checked);
       PTC_TRY(directory.unlink(checked));
     }
     request.done_ok();
@@ -211,6 +219,7 @@ void on_rmdir(fuse_req_t raw, fuse_ino_t parent, const char* name) {
     PTC_TRY(auto checked, checked_name(name));
     OnceOnly once(session.live_state(), request.tree().table(), number, directory, checked);
     if (!once.is_done()) {
+      find_again(request.tree().table(), directory, checked);
       PTC_TRY(directory.remove_directory(checked));
     }
     request.done_ok();
@@ -241,6 +250,8 @@ void on_rename(fuse_req_t raw, fuse_ino_t parent, const char* name, fuse_ino_t t
       note_moved(request.tree().table(), *target, to);
       if ((flags & RENAME_EXCHANGE) != 0) note_moved(request.tree().table(), *source, from);
     } else {
+      find_again(request.tree().table(), *source, from);
+      find_again(request.tree().table(), *target, to);
       PTC_TRY(source->rename(request.caller(), from, *target, to, flags));
     }
     request.done_ok();

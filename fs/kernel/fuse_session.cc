@@ -304,13 +304,30 @@ void FuseSession::serve_requests(ServerThreads::Place& place) {
     InHeader header;
     std::memcpy(&header, buffer.mem, sizeof header);
     served_request() = header.unique;
+    const bool suspect = live_state() != nullptr && live_state()->is_suspect(header.unique);
+    const bool alone = suspect && wait_for_suspects();
     serving.begin(header.unique);
     if (live_state() == nullptr || !refuse_poison(header.unique))
       fuse_session_process_buf(session_, &buffer);
     serving.end();
+    if (alone) end_suspect();
     place.served();
   }
   std::free(buffer.mem);
+}
+
+/// False: the one before takes long, and is perhaps innocent.
+bool FuseSession::wait_for_suspects() {
+  MutexLock lock(suspects_mutex_);
+  const auto free = [this]() PTC_REQUIRES(suspects_mutex_) { return !serves_suspect_; };
+  if (!suspect_ended_.wait_for(suspects_mutex_, std::chrono::seconds(1), free)) return false;
+  return serves_suspect_ = true;
+}
+
+void FuseSession::end_suspect() {
+  MutexLock lock(suspects_mutex_);
+  serves_suspect_ = false;
+  suspect_ended_.notify_one();
 }
 
 /// Daemons have died of it: whoever asks for it is told so, and not the next one.

@@ -112,6 +112,11 @@ class FuseSession : public KernelCache {
   const MountOptions options_;
   fuse_session* session_ = nullptr;
   bool serves_ = false;  // it has begun to
+  bool wait_for_suspects();
+  void end_suspect();
+  Mutex suspects_mutex_;
+  ConditionVariable suspect_ended_;
+  bool serves_suspect_ PTC_GUARDED_BY(suspects_mutex_) = false;
   Mutex mutex_;
   ConditionVariable changed_;
   bool greeted_ PTC_GUARDED_BY(mutex_) = false;

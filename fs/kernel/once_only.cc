@@ -29,9 +29,17 @@ uint64_t OnceOnly::now() const {
   return found.error().value == ENOENT ? 0 : 1;
 }
 
-bool OnceOnly::is_done() const { return again_ && before_ != 0 && now() != before_; }
+bool OnceOnly::is_done() const {
+  if (!again_ || before_ == 0) return false;
+  const auto found = directory_.lookup(name_);
+  if (found) return table_.identity_of(*found.value()) != before_;
+  // What cannot be looked at just now (no memory, no descriptor) may be what it was.
+  return found.error().value == ENOENT;
+}
 
-bool OnceOnly::was_made() const { return again_ && before_ == 0 && now() != 0; }
+bool OnceOnly::was_made() const {
+  return again_ && before_ == 0 && directory_.lookup(name_).has_value();
+}
 
 void OnceOnly::take_back() const {
   if (!again_ || before_ != 0) return;

@@ -31,7 +31,8 @@ namespace ptc {
 namespace {
 
 constexpr const char* kVariable = "PTCFS_KEPT";
-constexpr int kMostFailures = 5;  // of starts, one after another
+constexpr int kMostFailures = 5;    // of starts, one after another
+constexpr int kMostQuickEnds = 30;  // of those that had begun to serve
 constexpr std::chrono::seconds kUpgradeWithin{60}, kSoon{1};
 constexpr size_t kMostRequest = 64 << 10;
 
@@ -157,6 +158,7 @@ class Keeper {
     program_.arguments = options_.arguments;
     program_.directory = options_.directory;
     be_spared();
+    former_connection_ = connection_there();
     listen();
     return ok();
   }
@@ -178,10 +180,16 @@ class Keeper {
   /// Without it there are no upgrades, and nothing else is missing.
   void listen() {
     auto address = address_of(options_.mount_point);
-    if (!address) return;
+    if (!address) return say("there will be no upgrade under way: " + address.error().message());
     ::mkdir("/run/ptcfs", 0755);
-    ::unlink(address.value().sun_path);
     UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    // One of a keeper that lives stays its own.
+    if (socket.valid() &&
+        ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
+                  sizeof(sockaddr_un)) == 0)
+      return;
+    socket = UniqueFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ::unlink(address.value().sun_path);
     const mode_t mask = ::umask(077);
     const bool bound = socket.valid() &&
                        ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value()),
@@ -265,7 +273,7 @@ class Keeper {
     serves_since_ns_ = now_ns();
     if (!was_started_) {
       was_started_ = true;
-      find_connection();
+      connection_ = connection_there();
       options_.started(0);
     }
     if (next_.file.valid()) {
@@ -280,19 +288,21 @@ class Keeper {
     asker_.reset();
   }
 
-  /// For the end, when nobody serves it, and so nobody may look at it by its path.
-  void find_connection() {
+  /// Of the mount that is there now, on top of others; empty: there is none. For the end, when
+  /// nobody serves it, and so nobody may look at it by its path.
+  std::string connection_there() const {
+    std::string found;
     auto text = read_text_file(AT_FDCWD, "/proc/self/mountinfo", 64 << 20);
-    if (!text) return;
+    if (!text) return found;
     std::istringstream lines(text.value());
     for (std::string line; std::getline(lines, line);) {
       std::istringstream fields(line);
       std::string id, parent, device, root, at;
       if (!(fields >> id >> parent >> device >> root >> at)) continue;
       if (line.find(" fuse.ptcfs ") == std::string::npos) continue;
-      if (unescaped_path(at) == options_.mount_point)
-        connection_ = device.substr(device.find(':') + 1);
+      if (unescaped_path(at) == options_.mount_point) found = device.substr(device.find(':') + 1);
     }
+    return found;
   }
 
   std::optional<int> on_signal() {
@@ -321,7 +331,8 @@ class Keeper {
     if (!was_started_) {
       options_.started(exited ? code : 2);
       if (!exited) say(fmt::format("the daemon did not start: {}", how_it_ended(status)));
-      if (connection_.empty()) find_connection();
+      // What was there before is somebody else's.
+      if (const std::string now = connection_there(); now != former_connection_) connection_ = now;
       if (!connection_.empty()) return give_up("the daemon did not start");
       return end(exited && code != 0 ? code : 2);
     }
@@ -337,6 +348,7 @@ class Keeper {
     }
     if (next_.file.valid()) {  // the former one goes on
       next_ = {};
+      made_room_ = true;  // what is left is of the one before, which nothing was wrong with
       say(fmt::format("the upgrade of {} failed: {}; the former daemon goes on",
                       options_.mount_point, how_it_ended(status)));
       answer(fmt::format("failed by {}; its log says why. The former one goes on",
@@ -344,16 +356,20 @@ class Keeper {
       start();
       return std::nullopt;
     }
+    const bool soon = !killed_ && ended_ns_ - started_ns_ < std::chrono::nanoseconds(kSoon).count();
+    quick_ends_ = soon ? quick_ends_ + 1 : 0;
+    if (quick_ends_ >= kMostQuickEnds)
+      return give_up(fmt::format(
+          "the daemon ended {} times in a row soon after it had begun to serve, at last by {}",
+          quick_ends_, how_it_ended(status)));
     if (!serves_ && ++failures_ >= kMostFailures)
       return give_up(fmt::format("the daemon failed to start {} times in a row, at last by {}",
                                  failures_, how_it_ended(status)));
     say(fmt::format("the daemon of {} ended by {}; it is started again", options_.mount_point,
                     how_it_ended(status)));
-    const bool soon = !killed_ && ended_ns_ - started_ns_ < std::chrono::nanoseconds(kSoon).count();
-    quick_ends_ = soon ? quick_ends_ + 1 : 0;
-    // Which hopes that what ails it goes away.
-    if (quick_ends_ > kMostFailures || !serves_)
-      next_start_ns_ = now_ns() + (serves_ ? 1'000'000'000 : 200'000'000);
+    // Which hopes that what ails it goes away: a port that is taken, an etcd that is away.
+    if (!serves_) next_start_ns_ = now_ns() + (250'000'000LL << failures_);
+    else if (quick_ends_ > kMostFailures) next_start_ns_ = now_ns() + 1'000'000'000;
     else start();
     return std::nullopt;
   }
@@ -365,7 +381,7 @@ class Keeper {
     if (!connection_.empty())
       write_text(fmt::format("/sys/fs/fuse/connections/{}/abort", connection_).c_str(), "1");
     if (auto mounted = mounted_on(options_.mount_point);
-        mounted && mounted->type == "fuse.ptcfs" &&
+        mounted && mounted->type == "fuse.ptcfs" && connection_there() == connection_ &&
         ::umount2(options_.mount_point.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0)
       say(fmt::format("unmounting {}: {}", options_.mount_point, std::strerror(errno)));
     return end(is_ending_ ? 0 : 2);
@@ -417,7 +433,7 @@ class Keeper {
   const KeeperOptions& options_;
   const pid_t first_pid_ = ::getpid();
   sigset_t former_signals_ = {};
-  std::string former_score_ = "0", connection_;
+  std::string former_score_ = "0", connection_, former_connection_;
   UniqueFd signals_, device_, state_, beneath_, listener_, daemon_socket_, asker_;
   Program program_, next_;
   pid_t daemon_ = 0;

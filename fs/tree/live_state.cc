@@ -108,7 +108,8 @@ void LiveState::find_free() {
                  files = header_->files_used.load();
   std::vector<bool> named(names);
   for (uint64_t i = 0; i < nodes; ++i) {
-    const KeptNode& node = nodes_[i];
+    KeptNode& node = nodes_[i];
+    if (node.id.load() == 0) node.long_name = 0;  // of one that was cut off
     if (node.id.load() == 0) free_[i / kNodesAtOnce % kParts].nodes.push_back(i + 1);
     else if (node.long_name != 0 && node.long_name <= names) named[node.long_name - 1] = true;
   }
@@ -180,6 +181,7 @@ void LiveState::set_name(size_t part, KeptNode& node, std::string_view name) {
     if (place == 0 && free.empty()) {
       const uint64_t next = header_->long_names_used.fetch_add(1);
       if (next < header_->limits.long_names) free.push_back(static_cast<Place>(next + 1));
+      else header_->long_names_used.fetch_sub(1);
     }
     if (place == 0 && !free.empty()) {
       place = free.back();
@@ -351,8 +353,16 @@ void LiveState::note_end(End how) {
   }
 }
 
+bool LiveState::is_suspect(uint64_t unique) const {
+  if ((unique & kResent) == 0) return false;
+  return std::any_of(suspects_, suspects_ + kSuspects, [&](const Suspect& one) {
+    return one.unique == (unique & ~kResent) && one.crashes > 0;
+  });
+}
+
 bool LiveState::is_poison(uint64_t unique) const {
-  constexpr uint32_t kMostCrashes = 2, kMostKills = 5;
+  // A kill is somebody's, as a rule; what takes all memory ends by one, too.
+  constexpr uint32_t kMostCrashes = 2, kMostKills = 20;
   if ((unique & kResent) == 0) return false;
   const Suspect* const begin = suspects_;
   return std::any_of(begin, begin + kSuspects, [&](const Suspect& one) {

@@ -190,6 +190,9 @@ class LiveState {
   enum class End { kCrashed, kKilled, kMadeRoom };
   void note_end(End how);
   bool is_poison(uint64_t unique) const;
+  /// It was being served when a daemon crashed. Of such one is served at a time: of what is served
+  /// beside the one that a daemon dies of nothing is known.
+  bool is_suspect(uint64_t unique) const;
 
  private:
   explicit LiveState(int fd) : fd_(fd) {}

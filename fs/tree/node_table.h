@@ -109,6 +109,8 @@ class NodeTable {
   std::optional<Created> create_again(uint64_t id, const Caller& caller, mode_t mode, int flags);
   /// It is the node that the kernel may know by another name: it has its id from now on.
   void find_again(const NodeRef& node);
+  /// Whether there is anything that the kernel knows of the earlier process, and nobody here yet.
+  bool has_left() const { return left_.load(std::memory_order_relaxed) != 0; }
 
   /// At the end of a mount: the kernel has let go of everything.
   void forget_all();

@@ -284,7 +284,17 @@ class WhatTheKeeperDoes(unittest.TestCase):
         self.assertEqual(self.ended(), 2)
         self.assertIn("failed to start 5 times in a row", mount.read_text(self.daemon.log))
 
-    def test_a_request_that_daemons_die_of_is_refused(self):
+    def test_a_second_one_leaves_the_first_alone(self):
+        for keep in (["--keep"], []):
+            done = subprocess.run([os.path.join(self.daemon.bin, "ptcfs"), *keep, "--store", self.daemon.store, self.daemon.path],
+                                  capture_output=True, text=True, timeout=60, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertTrue(mount.is_mounted(self.daemon.path))
+        self.daemon.kill_daemon()
+        self.assertEqual(self.job.status()["state"], "idle")
+        self.assertEqual(self.daemon.upgrade().returncode, 0)
+
+    def with_faults(self):
         self.daemon.stop()
         faults = os.path.join(self.daemon.top, "faults")
         story.models.write_file(faults, bytes(32))
@@ -294,10 +304,23 @@ class WhatTheKeeperDoes(unittest.TestCase):
         finally:
             for name in ("LD_PRELOAD", "PTC_FAULTS", "PTC_FAULTS_OF_DAEMON"):
                 del os.environ[name]
+
+    def test_a_request_that_daemons_die_of_is_refused(self):
+        self.with_faults()
         link = self.job.file("link")
         self.assertEqual(mount.error_of(os.symlink, "what the daemon dies of", link), "EIO")
         os.symlink("else", link)
         self.assertEqual(mount.read_text(self.daemon.log).count("signal 6"), 4)  # twice by the keeper, twice by who follows
+
+    def test_what_is_served_beside_it_is_not(self):
+        self.with_faults()
+        os.makedirs(self.job.incoming("x"))
+        writers = [subprocess.Popen(["sh", "-ec", f"for i in $(seq 400); do echo $i > {number}; mv {number} moved{number}; done"],
+                                    cwd=self.job.incoming("x"), stderr=subprocess.PIPE, text=True) for number in range(8)]
+        for _ in range(4):
+            self.assertEqual(mount.error_of(os.symlink, "what the daemon dies of", self.job.file("link")), "EIO")
+        for writer in writers:
+            self.assertEqual((writer.communicate(timeout=60)[1], writer.returncode), ("", 0))
 
     def test_memory_that_is_short_takes_the_daemon(self):
         def score(process):
