@@ -195,6 +195,10 @@ Result<> check_parts(const Model& model, const LayoutSpec& spec) {
 Result<> check_new_spec(const Model& model, const LayoutSpec& spec, const KnownJob& known) {
   PTC_TRY(check_spec(model, spec));
   PTC_TRY(check_parts(model, spec));
+  if (spec.chunks() == 1 && !spec.stages.empty() && model.layers() > 0 &&
+      spec.stages != known.saved.layout.spec.stages) {
+    PTC_TRY(stage_boundaries(spec, model.layers()));
+  }
   for (const LayoutSpec* decided : {&known.in_force.spec, &known.saved.layout.spec})
     if (same_stages_and_experts(spec, *decided)) return ok();
   return check_facts(model, spec);
@@ -369,9 +373,7 @@ Result<LayoutSpec> Job::find_layout(const Checkpoint& checkpoint, std::string_vi
   const auto model = checkpoint.model_under(spec.value());
   if (model.has_error()) return Error(Code::kNotFound, model.error().message());
   Result<> fits = check_spec(*model.value(), spec.value());
-  const bool decided = same_stages_and_experts(spec.value(), known->in_force.spec) ||
-                       same_stages_and_experts(spec.value(), known->saved.layout.spec);
-  if (fits.has_value() && !decided) fits = checkpoint.check_facts_under(spec.value());
+  if (fits.has_value()) fits = checkpoint.check_facts_under(spec.value());
   if (fits.has_error()) return Error(Code::kNotFound, fits.error().message());
   return spec;
 }

@@ -78,15 +78,12 @@ bool is_meant(std::string_view name, const TensorKind& kind) {
           ends_with_name(with_stars(kind.container), name));
 }
 
-/// What has the weights that are cut together, where outputs of one are inputs of another: a module
-/// of a layer, or a layer whose weights are in none.
-std::string_view module_of_layer(const TensorKind& kind) {
+/// "model.layers.{layer}.", what has the weights that are cut together; all of it: in no layer.
+std::string_view layer_of_kind(const TensorKind& kind) {
   constexpr std::string_view kLayer = "{layer}.";
   const std::string_view pattern = kind.pattern;
   const size_t begin = pattern.find(kLayer);
-  if (begin == pattern.npos) return pattern;
-  const size_t end = std::min(pattern.find('.', begin + kLayer.size()), pattern.size());
-  return pattern.substr(0, end >= kind.container.size() ? begin + kLayer.size() : end);
+  return begin == pattern.npos ? pattern : pattern.substr(0, begin + kLayer.size());
 }
 
 /// 0, 1, …; nullopt: none is cut.
@@ -188,11 +185,15 @@ CutGuesses::CutGuesses(const ModelHints& hints, const std::vector<TensorKind>& a
     return kind.last == "weight" && kind.shape.size() == 2;
   };
   for (const TensorKind& kind : all) {
-    if (!kind.in_layer || !is_matrix(kind)) continue;
-    const auto axis = cut_axis_of(cut_alone(kind).cut);
+    if (!kind.in_layer || kind.shape.size() < 2) continue;
+    Cut cut = cut_alone(kind);
+    std::optional<size_t> axis = is_matrix(kind) ? cut_axis_of(cut.cut) : std::nullopt;
+    if (kind.is_known) axis = kind.known_axis;
     if (!axis) continue;
-    CutSides& sides = sides_[std::string(module_of_layer(kind))];
-    (*axis == 0 ? sides.outputs : sides.inputs) = true;
+    CutSides& sides = sides_[std::string(layer_of_kind(kind))];
+    for (const Cut::Part part : {Cut::Part::kAttention, Cut::Part::kMlp})
+      if (cut.part == part || cut.part == Cut::Part::kEither)
+        (*axis == 0 ? sides.outputs : sides.inputs)[part == Cut::Part::kMlp] = true;
   }
   for (const TensorKind& kind : all) {
     if (!is_matrix(kind)) continue;
@@ -291,8 +292,9 @@ std::optional<CutGuesses::Cut> CutGuesses::by_extents(const TensorKind& kind) co
   const uint64_t queries = heads * of_head, keys = kv_heads * of_head;
   // Each way in which the extents can be read; more than one: they say nothing.
   std::vector<Cut> readings;
+  Cut::Part part_of = Cut::Part::kAttention;
   const auto reading = [&](bool fits, json::object how, std::string why) {
-    if (fits) readings.push_back({std::move(how), std::nullopt, false, std::move(why)});
+    if (fits) readings.push_back({std::move(how), std::nullopt, false, std::move(why), part_of});
   };
   const json::object part{{"size", "heads"}, {"heads", "heads"}};
   const json::object shared{{"size", "kv_heads"}, {"heads", "kv_heads"}, {"share", true}};
@@ -305,6 +307,7 @@ std::optional<CutGuesses::Cut> CutGuesses::by_extents(const TensorKind& kind) co
           cut_in_heads(0, "kv_heads"), "it has as many rows as the heads of keys and values");
   reading(rows == hidden && queries != 0 && queries != hidden && columns == queries,
           cut_in_heads(1, "heads"), "it has as many columns as the heads");
+  part_of = Cut::Part::kMlp;
   std::vector<uint64_t> widths;  // each once
   for (const std::string_view name : {"inner", "expert_inner"})
     if (const uint64_t inner = number(name);
@@ -334,16 +337,22 @@ std::optional<CutGuesses::Cut> CutGuesses::by_name(const TensorKind& kind) const
   cut.why = kOutputsCutByName;
   if (among(kind.module, kQueries)) {
     cut.cut = has_heads(0, "heads") ? cut_in_heads(0, "heads") : plain_cut(0);
+    cut.part = Cut::Part::kAttention;
   } else if (among(kind.module, kKeysAndValues)) {
     cut.cut = has_heads(0, "kv_heads") ? cut_in_heads(0, "kv_heads") : plain_cut(0);
+    cut.part = Cut::Part::kAttention;
   } else if (among(kind.module, kOutputsCut)) {
     cut.cut = plain_cut(0);
+    cut.part = Cut::Part::kMlp;
   } else if (among(kind.module, kAttentionOutputs)) {
     cut.cut = has_heads(1, "heads") ? cut_in_heads(1, "heads") : plain_cut(1);
     cut.why = kInputsCutByName;
+    cut.part = Cut::Part::kAttention;
   } else if (among(kind.module, kInputsCut)) {
     cut.cut = plain_cut(1);
     cut.why = kInputsCutByName;
+    // GPT-2 calls that of its attention so, too.
+    cut.part = kind.module == "c_proj" ? Cut::Part::kEither : Cut::Part::kMlp;
   } else {
     return std::nullopt;
   }
@@ -358,8 +367,12 @@ CutGuesses::Cut CutGuesses::cut_alone(const TensorKind& kind) const {
   return {{}, std::nullopt, false, "whole on each rank"};
 }
 
+bool CutGuesses::matches(const bool (&sides)[2], Cut::Part part) {
+  return (part != Cut::Part::kMlp && sides[0]) || (part != Cut::Part::kAttention && sides[1]);
+}
+
 /// Outputs that are cut are another weight's inputs, and the other way round: where no other weight
-/// of the module is cut to match, it is not.
+/// of the layer is cut to match, it is not.
 CutGuesses::Cut CutGuesses::cut_of(const TensorKind& kind) const {
   if (kind.last == "bias" && kind.shape.size() == 1) {
     const auto weight = outputs_cut_.find(kind.container);
@@ -368,10 +381,10 @@ CutGuesses::Cut CutGuesses::cut_of(const TensorKind& kind) const {
   Cut cut = cut_alone(kind);
   const auto axis = cut_axis_of(cut.cut);
   if (!axis || kind.shape.size() != 2 || cut.is_vocabulary || by_plan(kind)) return cut;
-  const auto sides = sides_.find(module_of_layer(kind));
-  const bool matches = kind.in_layer && sides != sides_.end() &&
-                       (*axis == 0 ? sides->second.inputs : sides->second.outputs);
-  if (matches) return cut;
+  const auto sides = sides_.find(layer_of_kind(kind));
+  if (kind.in_layer && sides != sides_.end() &&
+      matches(*axis == 0 ? sides->second.inputs : sides->second.outputs, cut.part))
+    return cut;
   return {{},
           std::nullopt,
           false,

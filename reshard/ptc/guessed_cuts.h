@@ -36,6 +36,8 @@ struct TensorKind {
   std::string last;       // "weight"
   std::string container;  // what has the parameter: all but the last component of the pattern
   Shape shape;
+  bool is_known = false;                            // it has a rule
+  std::optional<size_t> known_axis = std::nullopt;  // that this cuts
 };
 TensorKind kind_of(const NamedShape& parameters);
 
@@ -69,6 +71,8 @@ class CutGuesses {
     std::optional<uint32_t> expert_axis;
     bool is_vocabulary = false;
     std::string why;
+    /// What it is cut together with: weights of the attention, or of the MLP; or either.
+    enum class Part { kEither, kAttention, kMlp } part = Part::kEither;
   };
   struct Number {
     std::string key;  // of config.json: "text_config.num_attention_heads"
@@ -86,10 +90,12 @@ class CutGuesses {
 
   boost::json::object plan_;
   std::map<std::string, Number, std::less<>> numbers_;
-  /// Of the weights of a module of a layer: whether any's outputs are cut, and any's inputs.
+  /// Of the weights of a layer: whether any's outputs are cut, and any's inputs; of the attention,
+  /// and of the MLP.
   struct CutSides {
-    bool outputs = false, inputs = false;
+    bool outputs[2] = {}, inputs[2] = {};
   };
+  static bool matches(const bool (&sides)[2], Cut::Part part);
   std::map<std::string, CutSides, std::less<>> sides_;
   std::map<std::string, Cut, std::less<>> outputs_cut_;  // weights, by what has them
 };

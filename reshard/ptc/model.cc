@@ -163,14 +163,19 @@ bool is_of_a_weight(std::string_view name, const std::unordered_set<std::string_
 /// "model.layers.3."; of what is in no layer its whole name.
 std::string_view layer_of(const NamedShape& parameter) {
   const std::string_view name = parameter.names;
-  const size_t layer = kind_of(parameter).pattern.find("{layer}");
-  const size_t end = layer < name.size() ? name.find('.', layer) : name.npos;
-  return end == name.npos ? name : name.substr(0, end + 1);
+  const std::string pattern = kind_of(parameter).pattern;
+  const size_t layer = pattern.find("{layer}");
+  if (layer == pattern.npos) return name;
+  size_t end = 0;  // behind as many components as the pattern has up to there
+  for (auto before = std::count(pattern.begin(), pattern.begin() + layer, '.') + 1; before > 0;
+       --before)
+    end = std::min(name.find('.', end), name.size() - 1) + 1;
+  return name.substr(0, end);
 }
 
 /// Rules for parameters that have none; empty: too many to be said in a sentence.
 std::string guess_for(const RuleSet& rules, const std::vector<NamedShape>& parameters,
-                      const std::vector<NamedShape>& known) {
+                      const std::vector<KnownCut>& known) {
   const std::string guessed = boost::json::serialize(guessed_rules(parameters, known));
   if (guessed.size() > kLongestGuess) return {};
   return rules_with(rules, "\"rules\": " + guessed);
@@ -196,10 +201,16 @@ Error Model::uncovered_error() const {
                   [&](const NamedShape& one) { return is_of_a_weight(one.names, known); });
   const bool numbered = count > 0 && std::any_of(names.begin(), names.end(), is_state_of_a_number);
   const bool buckets = std::any_of(names.begin(), names.end(), is_optimizer_bucket);
-  std::vector<NamedShape> beside;  // in the layer of the first
-  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor)
-    if (covered(bound_[tensor]) && tensors_[tensor].name.starts_with(layer_of(uncovered.front())))
-      beside.push_back({tensors_[tensor].name, tensors_[tensor].shape_in_files()});
+  std::vector<KnownCut> beside;  // in the layer of the first
+  const std::string_view layer = layer_of(uncovered.front());
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const Bound& bound = bound_[tensor];
+    if (!covered(bound) || !tensors_[tensor].name.starts_with(layer)) continue;
+    beside.push_back({{tensors_[tensor].name, tensors_[tensor].shape_in_files()},
+                      bound.rule != nullptr && bound.rule->cut && bound.follows == kNone
+                          ? std::optional<size_t>(bound.rule->cut->axis)
+                          : std::nullopt});
+  }
   const std::string guess =
       numbered || buckets || of_weights ? "" : guess_for(*rules_, uncovered, beside);
   return invalid_argument(
@@ -317,7 +328,7 @@ Result<> Model::check_not_with(uint32_t tensor, const LayoutSpec& spec) const {
 
 Result<> Model::check(const LayoutSpec& spec) const {
   const ParallelConfig& sizes = spec.sizes;
-  if (sizes.pp > 1 || (!spec.stages.empty() && layers_ > 0)) {
+  if (sizes.pp > 1) {
     PTC_TRY(stage_boundaries(spec, layers_));
   }
   // Those of one kind are cut alike, or refused alike: the first is looked at, and named.
@@ -591,6 +602,9 @@ Result<std::optional<SharedPart>> Model::Holdings::part_of(uint32_t tensor,
   if (!part) return std::optional<SharedPart>();
   if (!shared) return std::optional<SharedPart>(*std::move(part));
   MutexLock lock(mutex_);
+  // Whoever looks at one state after the other of very many needs no more of those before.
+  constexpr size_t kMost = 1 << 20;
+  if (parts_.size() >= kMost) parts_.clear(), distinct_ = {};
   return std::optional(parts_.try_emplace(key, distinct_.one_of(*std::move(part))).first->second);
 }
 
@@ -623,37 +637,6 @@ Result<std::vector<Model::Held>> Model::Holdings::of(const StateCoords& state) c
     if (is_of_kind(tensor)) known = &held.back();
   }
   return held;
-}
-
-Model::FoundNumbers Model::found_numbers() const {
-  FoundNumbers found;
-  const Rule* const derived = rules_->rules().data() + rules_->written_rules();
-  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
-    const Bound& bound = bound_[tensor];
-    if (bound.rule == nullptr || bound.rule >= derived || bound.follows != kNone) continue;
-    if (bound.name.layer && bound.rule->stage == StagePlace::kLayer)
-      found.layers = std::max(found.layers, *bound.name.layer + 1);
-    if (bound.name.expert) found.experts = std::max(found.experts, *bound.name.expert + 1);
-    const auto& along = bound.rule->experts_along;
-    const Shape& shape = tensors_[tensor].shape;
-    if (along && bound.part_of == nullptr && *along < shape.size())
-      found.experts = std::max(found.experts,
-                               static_cast<uint32_t>(std::min<uint64_t>(shape[*along], INT32_MAX)));
-  }
-  return found;
-}
-
-std::vector<uint32_t> Model::embeddings() const {
-  std::vector<uint32_t> found;
-  std::set<const Rule*> seen;
-  const Rule* const derived = rules_->rules().data() + rules_->written_rules();
-  for (const uint32_t tensor : first_of_kind_) {
-    const Bound& bound = bound_[tensor];
-    if (bound.rule != nullptr && bound.rule < derived && bound.follows == kNone &&
-        bound.rule->tied_head && seen.insert(bound.rule).second)
-      found.push_back(tensor);
-  }
-  return found;
 }
 
 std::string Model::local_name(uint32_t tensor, const LayoutSpec& spec, uint32_t stage) const {

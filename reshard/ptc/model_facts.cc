@@ -1,6 +1,7 @@
 #include "reshard/ptc/model_facts.h"
 
 #include <algorithm>
+#include <set>
 
 namespace ptc {
 namespace {
@@ -53,6 +54,37 @@ std::string_view maybe_tied(const Model& model) {
 }
 
 }  // namespace
+
+Model::FoundNumbers Model::found_numbers() const {
+  FoundNumbers found;
+  const Rule* const derived = rules_->rules().data() + rules_->written_rules();
+  for (uint32_t tensor = 0; tensor < tensors_.size(); ++tensor) {
+    const Bound& bound = bound_[tensor];
+    if (bound.rule == nullptr || bound.rule >= derived || bound.follows != kNone) continue;
+    if (bound.name.layer && bound.rule->stage == StagePlace::kLayer)
+      found.layers = std::max(found.layers, *bound.name.layer + 1);
+    if (bound.name.expert) found.experts = std::max(found.experts, *bound.name.expert + 1);
+    const auto& along = bound.rule->experts_along;
+    const Shape& shape = tensors_[tensor].shape;
+    if (along && bound.part_of == nullptr && *along < shape.size())
+      found.experts = std::max(found.experts,
+                               static_cast<uint32_t>(std::min<uint64_t>(shape[*along], INT32_MAX)));
+  }
+  return found;
+}
+
+std::vector<uint32_t> Model::embeddings() const {
+  std::vector<uint32_t> found;
+  std::set<const Rule*> seen;
+  const Rule* const derived = rules_->rules().data() + rules_->written_rules();
+  for (const uint32_t tensor : first_of_kind_) {
+    const Bound& bound = bound_[tensor];
+    if (bound.rule != nullptr && bound.rule < derived && bound.follows == kNone &&
+        bound.rule->tied_head && seen.insert(bound.rule).second)
+      found.push_back(tensor);
+  }
+  return found;
+}
 
 std::vector<std::string> contradictions(const Model& model) {
   std::vector<std::string> all;

@@ -105,7 +105,13 @@ SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const 
   json::object& text = suggested.text;
   text["format"] = "ptc-rules/1";
   if (set != nullptr) text["extends"] = set->family();
-  std::vector<TensorKind> unknown;
+  std::vector<TensorKind> unknown, all = kinds;
+  for (TensorKind& kind : all) {
+    const auto known = set != nullptr ? set->find(kind.name) : std::nullopt;
+    if (!known) continue;
+    kind.is_known = true;
+    if (known->rule->cut) kind.known_axis = known->rule->cut->axis;
+  }
   std::vector<std::string> by_type;  // what other models call so, in another order
   std::vector<std::string> not_planned;
   const auto type = model_type_of(hints.config);
@@ -120,7 +126,7 @@ SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const 
              !is_planned(hints.plan, kind))
       not_planned.push_back(kind.pattern);
   }
-  Guesses guesses = guesses_for(unknown, kinds, hints);
+  Guesses guesses = guesses_for(unknown, all, hints);
   suggested.guesses = guesses.rules.size();
   std::vector<std::string> doubts;
   if (!by_type.empty())
@@ -138,10 +144,15 @@ SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const 
 }
 
 json::array guessed_rules(const std::vector<NamedShape>& parameters,
-                          const std::vector<NamedShape>& known) {
-  std::vector<NamedShape> all = parameters;
-  all.insert(all.end(), known.begin(), known.end());
-  return guesses_for(kinds_of(parameters), kinds_of(all), {}).rules;
+                          const std::vector<KnownCut>& known) {
+  const std::vector<TensorKind> unknown = kinds_of(parameters);
+  std::vector<TensorKind> all = unknown;
+  for (const KnownCut& one : known) {
+    TensorKind& kind = all.emplace_back(kind_of(one.parameter));
+    kind.is_known = true;
+    kind.known_axis = one.axis;
+  }
+  return guesses_for(unknown, all, {}).rules;
 }
 
 }  // namespace ptc

@@ -4,6 +4,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "reshard/ptc/guessed_cuts.h"
@@ -20,9 +21,14 @@ struct SuggestedRules {
 /// weights that are cut.
 SuggestedRules suggested_rules(const std::vector<NamedShape>& parameters, const ModelHints& hints);
 
+/// What has a rule, and the axis that this cuts.
+struct KnownCut {
+  NamedShape parameter;
+  std::optional<size_t> axis;
+};
 /// The guesses alone, by names: rules for parameters that no rule knows. `known`: others of the
 /// same layers, which may be cut to match.
 boost::json::array guessed_rules(const std::vector<NamedShape>& parameters,
-                                 const std::vector<NamedShape>& known);
+                                 const std::vector<KnownCut>& known);
 
 }  // namespace ptc

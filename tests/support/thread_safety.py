@@ -2,8 +2,8 @@
 
     thread_safety.py [FILE…]     all of store, reshard, dataset, fs and tools, or these; 1 when something is wrong
 
-Looked at is what has locks, or includes a header that has. Most of the time goes into headers: so these sources of a room are
-looked at as one, rooms side by side, and headers of other libraries are read once for all. 77: there is no clang.
+Looked at is what has locks, includes a header that has, or has members of a class that has. Most of the time goes into
+headers: so these sources of a room are looked at as one, rooms side by side, and headers of other libraries are read once for all. 77: there is no clang.
 """
 import collections
 import concurrent.futures
@@ -22,6 +22,8 @@ CLANGS = ("clang++-16", "clang++-17", "clang++-18", "clang++-19", "clang++-15", 
 FLAGS = ["-std=c++20", "-fsyntax-only", "-Wno-everything", "-Wthread-safety", "-Werror=thread-safety", '-DPTC_VERSION=""']
 LOCKS = re.compile(r"\b(Mutex|SharedMutex|MutexLock|UniqueLock|SharedLock|ExclusiveLock|PTC_GUARDED_BY|PTC_REQUIRES)\b")
 OWN = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+CLASS = re.compile(r"^ *(?:class|struct) (?:[A-Z_]+\([^)]*\) )?(\w+)[^;]*\{", re.MULTILINE)
+MEMBER = re.compile(r"\b(\w+)::~?\w+\(")
 OTHERS = re.compile(r"^#include (<[^>]+>)", re.MULTILINE)
 # It brings std::quoted(), which would be taken for quoted() of store/base where that is called without a namespace.
 APART = ("<filesystem>",)
@@ -49,10 +51,23 @@ def has_locks(path):
     return LOCKS.search(text_of(path)) is not None
 
 
+@functools.cache
+def classes_with_locks():
+    """Names of the classes of headers that have locks."""
+    found = set()
+    for folder in FOLDERS:
+        for where, _, names in os.walk(os.path.join(ROOT, folder)):
+            for path in (os.path.join(where, name) for name in names if name.endswith(".h")):
+                if has_locks(path):
+                    found.update(CLASS.findall(text_of(path)))
+    return found
+
+
 def meets_locks(path):
-    """Whether it has any, or names a header that has: what is guarded is its class's own."""
+    """Whether it has any, names a header that has, or has members of a class that has: what is guarded is its class's own."""
     headers = (os.path.join(ROOT, name) for name in OWN.findall(text_of(path)))
-    return has_locks(path) or any(os.path.exists(header) and has_locks(header) for header in headers)
+    return (has_locks(path) or any(os.path.exists(header) and has_locks(header) for header in headers)
+            or not classes_with_locks().isdisjoint(MEMBER.findall(text_of(path))))
 
 
 def rooms():
