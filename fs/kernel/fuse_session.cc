@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -99,6 +100,22 @@ Result<> mount_kept(KeptMount& kept, const MountOptions& options) {
     else if (option == "dirsync") flags |= MS_DIRSYNC;
   }
   return kept.mount(options.mount_point, options.source, data, options.allow_other, flags);
+}
+
+/// A request that is copied to a page that is not there yet when the daemon is killed ends with
+/// EIO, and is not given out again. So all pages are there before.
+void keep_resident(void* buffer, size_t size) {
+  static thread_local std::pair<const void*, size_t> last = {};
+  if (last == std::pair<const void*, size_t>(buffer, size)) return;
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(buffer) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(buffer) + size + page - 1) / page * page;
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+  // Before Linux 5.14: as it was.
+  (void)::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  last = {buffer, size};
 }
 
 FuseSession* session_of(void* userdata) { return static_cast<FuseSession*>(userdata); }
@@ -446,6 +463,7 @@ void FuseSession::set_read_ahead() const {
 
 ssize_t FuseSession::on_read(int fd, void* buffer, size_t size, void* userdata) {
   KeptMount* const kept = session_of(userdata)->options_.kept;
+  if (kept != nullptr) keep_resident(buffer, size);
   const bool heard_before = kept != nullptr && kept->has_greeting();
   ssize_t got = heard_before ? kept->read_greeting(buffer, size) : ::read(fd, buffer, size);
   if (got >= static_cast<ssize_t>(sizeof(InHeader) + sizeof(InitIn))) {

@@ -10,12 +10,14 @@ PTC_KEPT_SEED=1        when, and who does what
 """
 import contextlib
 import errno
+import itertools
 import json
 import mmap
 import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import traceback
 import unittest
@@ -313,14 +315,32 @@ class WhatTheKeeperDoes(unittest.TestCase):
         self.assertEqual(mount.read_text(self.daemon.log).count("signal 6"), 4)  # twice by the keeper, twice by who follows
 
     def test_what_is_served_beside_it_is_not(self):
+        self.daemon.stop()
+        self.daemon = self.enterContext(Kept("--quota-job", "100G"))  # so that writes come to it
+        self.job = self.daemon.job("job")
         self.with_faults()
-        os.makedirs(self.job.incoming("x"))
-        writers = [subprocess.Popen(["sh", "-ec", f"for i in $(seq 400); do echo $i > {number}; mv {number} moved{number}; done"],
-                                    cwd=self.job.incoming("x"), stderr=subprocess.PIPE, text=True) for number in range(8)]
+        directory, ended, errors = self.job.incoming("x"), threading.Event(), []
+        os.makedirs(directory)
+
+        def write(number):
+            with open(f"{directory}/{number}", "wb", buffering=0) as file:
+                for i in itertools.count():
+                    if ended.is_set():
+                        return
+                    try:
+                        os.pwrite(file.fileno(), bytes(1 << 20), (i % 16) << 20)
+                    except OSError as error:
+                        errors.append(error)
+        writers = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for writer in writers:
+            writer.start()
         for _ in range(4):
             self.assertEqual(mount.error_of(os.symlink, "what the daemon dies of", self.job.file("link")), "EIO")
+            time.sleep(0.2)
+        ended.set()
         for writer in writers:
-            self.assertEqual((writer.communicate(timeout=60)[1], writer.returncode), ("", 0))
+            writer.join(30)
+        self.assertEqual(errors, [])
 
     def test_memory_that_is_short_takes_the_daemon(self):
         def score(process):
