@@ -425,7 +425,7 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
       tensor("model.layers.1.odd.up_proj.weight", {8, 4}), tensor(odd + "bias", {8}),
       tensor(layer + "odd.table", {3, 3}), tensor(layer + "odd.down_proj.weight", {4, 8}),
       // No weight beside it takes what it would be cut into.
-      tensor(layer + "lone.up_proj.weight", {8, 4})};
+      tensor(layer + "lone.q_proj.weight", {8, 4})};
   const std::string error =
       check_error(bind(RuleSet::builtin("llama").value(), tensors), sizes({.tp = 2}));
   EXPECT_EQ(
@@ -436,7 +436,7 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
       R"(usually mean"},{"names":["model.layers.{layer}.odd.table"],"description":"guess: )"
       R"(whole on each rank"},{"names":["model.layers.{layer}.odd.down_proj.weight"],"cut":)"
       R"({"axis":1},"description":"guess: its inputs are cut, as names like these usually )"
-      R"(mean"},{"names":["model.layers.{layer}.lone.up_proj.weight"],"description":"guess: )"
+      R"(mean"},{"names":["model.layers.{layer}.lone.q_proj.weight"],"description":"guess: )"
       R"(whole on each rank; by its outputs it would be cut, and no weight beside it to )"
       R"(match"}]})");
   const Model mended = bind(RuleSet::parse(guess_in(error)).value(), tensors);
@@ -444,7 +444,7 @@ TEST(Model, ARefusalSaysTheRuleThatWouldDo) {
   EXPECT_EQ(part_of_rank(mended, odd + "bias", sizes({.tp = 2}), {.tp = 1})->local_shape,
             (Shape{4}));
   EXPECT_EQ(
-      part_of_rank(mended, layer + "lone.up_proj.weight", sizes({.tp = 2}), {.tp = 1})->local_shape,
+      part_of_rank(mended, layer + "lone.q_proj.weight", sizes({.tp = 2}), {.tp = 1})->local_shape,
       (Shape{8, 4}));
   // What matches it may have a rule.
   const Model known = bind(
