@@ -22,7 +22,8 @@ bool among(std::string_view word, const std::string_view (&words)[N]) {
   return std::find(std::begin(words), std::end(words), word) != std::end(words);
 }
 
-constexpr std::string_view kLayers[] = {"layers", "layer", "blocks", "block", "h"};
+constexpr std::string_view kLayers[] = {
+    "layers", "layer", "blocks", "block", "h", "transformer_blocks", "single_transformer_blocks"};
 constexpr std::string_view kQueries[] = {"q_proj", "query", "wq", "to_q"};
 constexpr std::string_view kKeysAndValues[] = {"k_proj", "key",   "wk", "to_k",
                                                "v_proj", "value", "wv", "to_v"};

@@ -152,6 +152,11 @@ TEST(GuessedCuts, ExtentsThatSayTwoThingsSayNothing) {
   EXPECT_THAT(guesses.of(kinds[0]).why, HasSubstr("names like"));
 }
 
+TEST(GuessedCuts, BlocksOfDiffusersAreLayers) {
+  const GuessedRule found = guess("", {"transformer_blocks.3.attn1.norm_q.weight", {8}});
+  EXPECT_FALSE(found.rule.contains("stage"));  // that of its layer
+}
+
 TEST(GuessedCuts, WhatIsCutHasAWeightThatIsCutToMatch) {
   const auto whys = [](const std::vector<NamedShape>& parameters) {
     std::vector<TensorKind> kinds;
