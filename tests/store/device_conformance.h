@@ -1,6 +1,7 @@
 // What every Device does; an implementation registers itself:
 //
-//   INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance, ::testing::Values(&make_host_device));
+//   INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance,
+//                            ::testing::Values(DeviceMaker{"host", &make_host_device}));
 #pragma once
 
 #include <gmock/gmock.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,14 +21,18 @@
 
 namespace ptc {
 
-/// nullptr: there is none here; `why` says so.
-using MakeDevice = std::unique_ptr<Device> (*)(std::string& why);
+struct DeviceMaker {
+  const char* name;
+  /// nullptr: there is none here; `why` says so.
+  std::unique_ptr<Device> (*make)(std::string& why);
+  friend void PrintTo(const DeviceMaker& maker, std::ostream* out) { *out << maker.name; }
+};
 
-class DeviceConformance : public ::testing::TestWithParam<MakeDevice> {
+class DeviceConformance : public ::testing::TestWithParam<DeviceMaker> {
  protected:
   void SetUp() override {
     std::string why;
-    device_ = GetParam()(why);
+    device_ = GetParam().make(why);
     if (device_ == nullptr) GTEST_SKIP() << why;
     random_.seed(::testing::UnitTest::GetInstance()->random_seed());
   }

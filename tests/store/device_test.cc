@@ -7,7 +7,8 @@ namespace ptc {
 namespace {
 
 std::unique_ptr<Device> make_host_device(std::string&) { return std::make_unique<HostDevice>(); }
-INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance, ::testing::Values(&make_host_device));
+INSTANTIATE_TEST_SUITE_P(Host, DeviceConformance,
+                         ::testing::Values(DeviceMaker{"host", &make_host_device}));
 
 std::unique_ptr<Device> make_cuda_device(std::string& why) {
   auto device = open_cuda_device(0);
@@ -15,7 +16,8 @@ std::unique_ptr<Device> make_cuda_device(std::string& why) {
   why = device.error().message();
   return nullptr;
 }
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance, ::testing::Values(&make_cuda_device));
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformance,
+                         ::testing::Values(DeviceMaker{"cuda", &make_cuda_device}));
 
 TEST(CudaDevice, WhatIsNotThereIsSaid) {
   const auto device = open_cuda_device(cuda_device_count());
