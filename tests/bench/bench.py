@@ -28,7 +28,7 @@ def need_root():
 
 MEANINGS = {"tensors": "tensors of a checkpoint", "writers": "processes that have written one",
             "pause": "seconds before each measurement, in which the host may take back what is free", "mib": "MiB of state, or of samples", "gib": "GiB of the file", "kb": "kB of a sample", "rounds": "measurements of each, of which "
-            "the median is shown", "names": "names of the job that are known", "flips": "changes of layout", "files": "parameter files"}
+            "the median is shown", "names": "names of the job that are known", "flips": "changes of layout", "files": "parameter files", "experts": "of each layer of a model"}
 
 
 def options(doc, **numbers):

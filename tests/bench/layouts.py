@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How soon a layout that nobody has asked for before is there, of a model of very many tensors.
 
-    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/layouts.py [--rounds 3]
+    PTC_BIN_DIR=$PWD/build/bin python3 tests/bench/layouts.py [--rounds 3] [--experts 256]
 
 A DeepSeek-V3 of 61 layers and 256 experts each by itself, every matrix tiny, with Adam's moments: 136 011
 tensors. Timed: ls of one rank's directory by its path, and its names with the first bytes of its file; of each
@@ -30,7 +30,7 @@ ONE_AFTER_ANOTHER = [f"tp{tp}-pp1-dp{dp}-fsdp" for tp, most in ((1, 52), (2, 28)
 ONE_AFTER_ANOTHER += [f"tp{tp}-pp{pp}-dp1-ep{ep}" for tp in (1, 2, 4, 8) for pp in (1, 2, 4) for ep in (2, 4, 8, 16, 32, 64)]
 
 
-def deepseek():
+def deepseek(experts):
     """(name, dtype, shape) of the parameters."""
     shapes = {"model.embed_tokens": (256, 64), "lm_head": (256, 64), "model.norm": (64,)}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -41,10 +41,10 @@ def deepseek():
                        at + "self_attn.kv_b_proj": (256, 16), at + "self_attn.o_proj": (64, 128)})
         dense = layer < CONFIG["first_k_dense_replace"]
         width = 128 if dense else 16
-        for ffn in ["mlp."] if dense else ["mlp.shared_experts.", *(f"mlp.experts.{expert}." for expert in range(256))]:
+        for ffn in ["mlp."] if dense else ["mlp.shared_experts.", *(f"mlp.experts.{expert}." for expert in range(experts))]:
             shapes.update({at + ffn + "gate_proj": (width, 64), at + ffn + "up_proj": (width, 64), at + ffn + "down_proj": (64, width)})
         if not dense:
-            shapes[at + "mlp.gate"] = (256, 64)
+            shapes[at + "mlp.gate"] = (experts, 64)
     return [(name + ".weight", "BF16", shape) for name, shape in shapes.items()]
 
 
@@ -61,14 +61,18 @@ def list_ranks(path):
 
 
 def main():
-    options = bench.options(__doc__, rounds=3)
-    parameters, ratios = deepseek(), bench.Ratios()
+    options = bench.options(__doc__, rounds=3, experts=256)
+    parameters, ratios = deepseek(options.experts), bench.Ratios()
+    moments = bench.adam(parameters)
+    half = (len(moments) + 1) // 2 if len(moments) > 400_000 else len(moments)  # a header has 100 MB at most
     for _ in range(options.rounds):
-        with mount.Mount("--memory", "4G") as daemon:
+        with mount.Mount("--memory", "4G" if options.experts <= 256 else "12G") as daemon:
             job = daemon.job("bench")
             rank = job.incoming("base") + "/rank/0"
-            bench.write_json(rank + "/config.json", CONFIG)
-            files = {"model": bench.Writer(parameters), "optim": bench.Writer(bench.adam(parameters))}
+            bench.write_json(rank + "/config.json", {**CONFIG, "n_routed_experts": options.experts})
+            files = {"model": bench.Writer(parameters), "optim": bench.Writer(moments[:half])}
+            if moments[half:]:
+                files["optim-1"] = bench.Writer(moments[half:])
             for name, writer in files.items():
                 writer.write(f"{rank}/{name}.safetensors")
             job.commit("base")
