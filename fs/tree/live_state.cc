@@ -26,6 +26,20 @@ struct Offsets {
   size_t serving, suspects, requests, nodes, long_names, files, drafts, whiteouts, end;
 };
 
+/// A free place, or the next that was never taken; 0: there is none.
+LiveState::Place take(std::vector<LiveState::Place>& free, std::atomic<uint64_t>& used,
+                      uint64_t most) {
+  if (free.empty()) {
+    const uint64_t next = used.load();
+    if (next >= most) return 0;
+    used.store(next + 1);
+    return static_cast<LiveState::Place>(next + 1);
+  }
+  const LiveState::Place place = free.back();
+  free.pop_back();
+  return place;
+}
+
 }  // namespace
 
 LiveState::~LiveState() {
@@ -206,15 +220,7 @@ std::string_view LiveState::name_of(const KeptNode& node) const {
 
 LiveState::Place LiveState::take_file() {
   MutexLock lock(mutex_);
-  if (free_files_.empty()) {
-    const uint64_t next = header_->files_used.load();
-    if (next >= header_->limits.files) return 0;
-    header_->files_used.store(next + 1);
-    return static_cast<Place>(next + 1);
-  }
-  const Place place = free_files_.back();
-  free_files_.pop_back();
-  return place;
+  return take(free_files_, header_->files_used, header_->limits.files);
 }
 
 void LiveState::give_back_file(Place place) {
@@ -257,15 +263,7 @@ void LiveState::give_back_draft(Place place) {
 
 LiveState::Place LiveState::take_whiteout() {
   MutexLock lock(mutex_);
-  if (free_whiteouts_.empty()) {
-    const uint64_t next = header_->whiteouts_used.load();
-    if (next >= kWhiteouts) return 0;
-    header_->whiteouts_used.store(next + 1);
-    return static_cast<Place>(next + 1);
-  }
-  const Place place = free_whiteouts_.back();
-  free_whiteouts_.pop_back();
-  return place;
+  return take(free_whiteouts_, header_->whiteouts_used, kWhiteouts);
 }
 
 void LiveState::give_back_whiteout(Place place) {
