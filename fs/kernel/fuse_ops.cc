@@ -1,6 +1,7 @@
 // The callbacks of libfuse: unpack, call the node, reply.
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/statvfs.h>
 #include <sys/xattr.h>
 
@@ -417,6 +418,23 @@ void on_lseek(fuse_req_t raw, fuse_ino_t inode, off_t offset, int whence, fuse_f
   serve_file(raw, Op::kLseek, inode, info, nobody, seek);
 }
 
+// As PTCFS_GET_PAGES of tools/include/ptcfs/pages.h.
+constexpr unsigned kGetPages = _IOR('P', 0x74, PageTicket);
+
+void on_ioctl(fuse_req_t raw, fuse_ino_t inode, unsigned command, void*, fuse_file_info* info,
+              unsigned flags, const void*, size_t, size_t out_bytes) {
+  if (command != kGetPages || (flags & FUSE_IOCTL_DIR) != 0 || out_bytes < sizeof(PageTicket))
+    return refuse(raw, Op::kIoctl, inode, ENOTTY);
+  auto offer = [](FuseRequest& request, Handle& handle) -> FsResult<> {
+    PTC_TRY(UniqueFd file, handle.pages(request.caller()));
+    PTC_TRY(const PageTicket ticket,
+            request.tree().page_files().offer(request.caller(), std::move(file)));
+    request.reply([&](fuse_req_t r) { return fuse_reply_ioctl(r, 0, &ticket, sizeof ticket); });
+    return ok();
+  };
+  serve_file(raw, Op::kIoctl, inode, info, nobody, offer);
+}
+
 void on_fsyncdir(fuse_req_t raw, fuse_ino_t inode, int, fuse_file_info*) {
   auto sync = [](FuseRequest& request, Node& node) -> FsResult<> {
     PTC_TRY(node.sync_directory());
@@ -563,6 +581,7 @@ const fuse_lowlevel_ops& fuse_operations() {
     ops.fsync = on_fsync;
     ops.fallocate = on_fallocate;
     ops.lseek = on_lseek;
+    ops.ioctl = on_ioctl;
     ops.opendir = on_opendir;
     ops.readdir = on_readdir;
     ops.readdirplus = on_readdirplus;

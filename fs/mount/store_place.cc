@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "fs/mount/mount_point.h"
@@ -106,7 +107,7 @@ Result<> own_directory(const std::string& path, std::vector<std::string>* made) 
 }
 
 /// Where a user who may not mount a tmpfs keeps things: in memory all the same.
-Result<std::string> users_directory(const std::string& escaped, std::vector<std::string>* made) {
+Result<std::string> users_base(std::vector<std::string>* made) {
   std::string base = fmt::format("/dev/shm/ptcfs-{}", ::geteuid());
   if (::access("/dev/shm", W_OK) != 0) {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
@@ -117,6 +118,11 @@ Result<std::string> users_directory(const std::string& escaped, std::vector<std:
     base = std::string(runtime) + "/ptcfs";
   }
   PTC_TRY(own_directory(base, made));
+  return base;
+}
+
+Result<std::string> users_directory(const std::string& escaped, std::vector<std::string>* made) {
+  PTC_TRY(const std::string base, users_base(made));
   std::string directory = base + "/" + escaped;
   PTC_TRY(own_directory(directory, made));
   return directory;
@@ -201,6 +207,18 @@ void take_back_store_place(const StorePlaceOptions& options, const StorePlace& p
     if (locked && locked.value()) (void)remove_tree(AT_FDCWD, place.directory);
   }
   for (const std::string& made : place.made) ::rmdir(made.c_str());
+}
+
+std::string pages_socket(const std::string& mount_point) {
+  // A socket's path is short. No mount point is escaped to a name that begins with a dot.
+  const std::string name = fmt::format("/.pages.{:016x}", std::hash<std::string>()(mount_point));
+  if (::geteuid() == 0) {
+    ::mkdir("/run/ptcfs", 0755);
+    return "/run/ptcfs" + name;
+  }
+  std::vector<std::string> made;
+  const auto base = users_base(&made);
+  return base ? base.value() + name : std::string();
 }
 
 uint64_t memory_of_machine() {

@@ -39,6 +39,9 @@ void take_back_store_place(const StorePlaceOptions& options, const StorePlace& p
 /// in use; kInvalidArgument for a directory that the user gave and that is no tmpfs.
 Result<std::string> discard_store_place(const StorePlaceOptions& options);
 
+/// Where a mount's daemon hands out descriptors (fs/tree/page_files.h); empty: nowhere.
+std::string pages_socket(const std::string& mount_point);
+
 uint64_t memory_of_machine();  // bytes
 
 }  // namespace ptc

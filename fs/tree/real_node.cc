@@ -314,6 +314,14 @@ class RealHandle : public Handle {
     if (result < 0) return last_errno();
     return result;
   }
+  FsResult<UniqueFd> pages(const Caller& caller) override {
+    if (backing_id() != 0) return Errno{EALREADY};
+    const int flags = ::fcntl(fd_.get(), F_GETFL) & O_ACCMODE;
+    // What is written so nobody counts; and nothing is mapped that cannot be read.
+    if (flags == O_WRONLY || (flags == O_RDWR && node_->job().limited())) return Errno{EOPNOTSUPP};
+    PTC_TRY(check_descriptors(fd_.get()));
+    return pages_of(fd_.get(), flags, caller);
+  }
 
  private:
   FsResult<size_t> write_now(std::span<const std::byte> data, uint64_t offset) {

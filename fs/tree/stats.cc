@@ -6,11 +6,11 @@ namespace ptc {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kNames = {
-    "lookup",   "forget",    "getattr",     "setattr",  "readlink",  "mknod",
-    "mkdir",    "unlink",    "rmdir",       "symlink",  "rename",    "link",
-    "open",     "read",      "write",       "flush",    "release",   "fsync",
-    "opendir",  "readdir",   "releasedir",  "fsyncdir", "statfs",    "setxattr",
-    "getxattr", "listxattr", "removexattr", "create",   "fallocate", "lseek"};
+    "lookup",    "forget", "getattr",  "setattr",  "readlink",  "mknod",       "mkdir",
+    "unlink",    "rmdir",  "symlink",  "rename",   "link",      "open",        "read",
+    "write",     "flush",  "release",  "fsync",    "opendir",   "readdir",     "releasedir",
+    "fsyncdir",  "statfs", "setxattr", "getxattr", "listxattr", "removexattr", "create",
+    "fallocate", "lseek",  "ioctl"};
 
 int64_t steady_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -42,8 +42,9 @@ enum class Op : uint8_t {
   kCreate,
   kFallocate,
   kLseek,
+  kIoctl,
 };
-inline constexpr size_t kOpCount = static_cast<size_t>(Op::kLseek) + 1;
+inline constexpr size_t kOpCount = static_cast<size_t>(Op::kIoctl) + 1;
 std::string_view op_name(Op op);
 
 /// Upper ends of the buckets that durations of requests are counted in, in nanoseconds; what takes

@@ -34,6 +34,7 @@ Result<> Tree::attach(JobStore* store, const std::string& root_dir) {
 }
 
 void Tree::detach() {
+  page_files_.stop();
   gathered_.stop();
   root_.reset();
   table_.forget_all();

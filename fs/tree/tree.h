@@ -23,6 +23,7 @@
 #include "fs/tree/job_view.h"
 #include "fs/tree/listings.h"
 #include "fs/tree/node_table.h"
+#include "fs/tree/page_files.h"
 #include "fs/tree/passthrough.h"
 #include "fs/tree/queue_patience.h"
 #include "fs/tree/quota.h"
@@ -95,6 +96,7 @@ class Tree : public JobListener {
   NodeTable& table() { return table_; }
   Passthrough& passthrough() { return passthrough_; }
   GatherCache& gathered() { return gathered_; }
+  PageFiles& page_files() { return page_files_; }
   Listings& listings() { return listings_; }
   RecentSets& recent_sets() { return recent_sets_; }
   /// Now and then: what was computed for somebody who looks no more goes.
@@ -145,6 +147,7 @@ class Tree : public JobListener {
   NodeTable table_;
   Passthrough passthrough_;
   GatherCache gathered_;
+  PageFiles page_files_;
   std::vector<std::string> data_roots_;
   Quotas quotas_;
   QueuePatience patience_;

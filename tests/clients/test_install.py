@@ -37,7 +37,7 @@ class Install(unittest.TestCase):
         found = sorted(os.path.relpath(os.path.join(where, name), self.prefix)
                        for where, _, names in os.walk(self.prefix) for name in names)
         self.assertEqual(found, sorted([
-            "bin/ptc", "bin/ptcfs",
+            "bin/ptc", "bin/ptcfs", "include/ptcfs/pages.h",
             "lib/systemd/system/ptcfs@.service",
             "share/bash-completion/completions/ptc", "share/bash-completion/completions/ptcfs",
             "share/fish/vendor_completions.d/ptc.fish", "share/fish/vendor_completions.d/ptcfs.fish",

@@ -688,15 +688,7 @@ class OtherUsers(MountProgram):
             self.assertIn("/etc/fuse.conf", done.stderr)
 
     def let_users_mount(self):
-        """Where /dev/fuse is root's alone, as in a container: one for all, in this namespace."""
-        if os.stat("/dev/fuse").st_mode & 0o006 == 0o006 or "PTC_OWN_NAMESPACE" not in os.environ:
-            return
-        device = os.path.join(self.directory("device"), "fuse")
-        with contextlib.suppress(OSError):
-            os.mknod(device, stat.S_IFCHR, os.makedev(10, 229))
-            os.chmod(device, 0o666)
-            if subprocess.run(["mount", "--bind", device, "/dev/fuse"], check=False).returncode == 0:
-                self.addCleanup(subprocess.run, ["umount", "-l", "/dev/fuse"], check=False)
+        mount.let_users_mount(self.directory("device"))
 
     def test_a_mount_that_a_user_may_not_enter_is_not_counted(self):
         ptc = os.path.join(BIN, "ptc")
@@ -745,15 +737,6 @@ class OtherUsers(MountProgram):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
 
-def enter_own_namespace():
-    """So that no mount made here is seen, or left, elsewhere."""
-    unshare = ["unshare", "-m", "--propagation", "private"]
-    if os.getuid() == 0 and "PTC_OWN_NAMESPACE" not in os.environ and shutil.which(unshare[0]) \
-            and subprocess.run([*unshare, "true"], check=False).returncode == 0:
-        os.environ["PTC_OWN_NAMESPACE"] = "1"
-        os.execvp(unshare[0], [*unshare, sys.executable, "-B", *sys.argv])
-
-
 if __name__ == "__main__":
-    enter_own_namespace()
+    mount.enter_own_namespace()
     mount.main()

@@ -69,6 +69,13 @@ class ContentHandle : public Handle {
                   offset, got.error().message());
     return Errno{to_errno(got.error())};
   }
+  FsResult<UniqueFd> pages(const Caller& caller) override {
+    if (backing_id() != 0) return Errno{EALREADY};
+    if (!image_ || !image_->has_host_bytes()) return Errno{EOPNOTSUPP};
+    PTC_TRY(const FileInUse file, as_fs(image_->use_file()));
+    PTC_TRY(check_descriptors(file.fd()));
+    return pages_of(file.fd(), O_RDONLY, caller);
+  }
 
  private:
   static std::optional<Awaited> awaited_for(const FileContent& content) {
