@@ -112,9 +112,7 @@ class Pages(mount.TestCase):
         def make():
             os.mkdir(self.path)
             directory = self.path + "/incoming/base/rank/0"
-            os.makedirs(directory)
-            models.write_safetensors(directory + "/model.safetensors",
-                                     [models.random_tensor(random.Random(1), "model.norm.weight", "F32", (4096,))])
+            models.Llama().write_hf(directory)
             os.rename(self.path + "/incoming/base", self.path + "/checkpoints/base")
         self.assertEqual(self.as_nobody(make), "")
         return self.path + "/checkpoints/base/layouts/tp1-pp1-dp1/rank/0/model.safetensors"
@@ -131,7 +129,7 @@ class Pages(mount.TestCase):
             found = opened(path, os.O_RDONLY)
             assert found is not None
             assert os.fstat(found).st_dev != os.stat(path).st_dev, "it is one of the store"
-            assert os.pread(found, 1 << 20, 0) == mount.read_bytes(path)
+            assert os.pread(found, 1 << 24, 0) == mount.read_bytes(path)
             try:
                 os.write(found, b"x")
             except OSError as error:
