@@ -121,9 +121,17 @@ class Bytes:
             self.dtype, self.shape = names[value.dtype], tuple(value.shape)
             self._in_place = value.flags.c_contiguous
         self._value = value
+        self.on_gpu = False
+        if self._torch:
+            from . import device
+            self.on_gpu = device.gpu_of(value) is not None
         self.nbytes = ITEM_BYTES[self.dtype]
         for extent in self.shape:
             self.nbytes *= extent
+
+    def in_one_piece(self) -> Any:
+        """A tensor on the same device."""
+        return self._value.resolve_conj().resolve_neg().contiguous()
 
     def pieces(self, most: int = 1 << 26) -> Iterator[Tuple[memoryview, bool]]:
         """(bytes, whether they are a copy), in order. What lies in one piece in this memory is itself; of all else, as

@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import resource
+import threading
 from bisect import bisect_left
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -120,25 +121,28 @@ class _Mapped:
 
     def __init__(self) -> None:
         self._kept: Dict[int, mmap.mmap] = {}
+        self._lock = threading.Lock()
 
     def get(self, source: int) -> Optional[mmap.mmap]:
-        found = self._kept.pop(source, None)
-        if found is not None:
-            self._kept[source] = found
-        return found
+        with self._lock:
+            found = self._kept.pop(source, None)
+            if found is not None:
+                self._kept[source] = found
+            return found
 
     def put(self, source: int, memory: mmap.mmap) -> mmap.mmap:
-        while len(self._kept) >= _KEPT:
-            self._kept.pop(next(iter(self._kept)))
-        self._kept[source] = memory
-        return memory
+        with self._lock:
+            while len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[source] = memory
+            return memory
 
     def __reduce__(self) -> Any:
         return _Mapped, ()
 
 
 class Sources:
-    """The files that what a rank loads lies in, open as long as this is."""
+    """The files that what a rank loads lies in, open as long as this is. Threads: any, but for close()."""
 
     def __init__(self, checkpoint: str, text: Mapping[str, Any], committed: int) -> None:
         """OSError: one cannot be opened, or they are too many."""
@@ -167,6 +171,10 @@ class Sources:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
+    def file(self, source: int) -> int:
+        """Its descriptor, which stays this object's."""
+        return self._open[source]
+
     def copy(self, copies: Sequence[Sequence[int]], into: memoryview, begin: int) -> None:
         """Carries out copies into memory that has the bytes of the file from `begin` on."""
         for source, offset, at, run, *levels in copies:
@@ -187,7 +195,7 @@ class Gathered(safetensors.InMemory):
         """`at_once`: all of it into memory that its tensors keep; else each tensor when it is asked for, into memory
         that the next one takes.
         """
-        self._sources = sources
+        self.sources = sources
         self._copies = sorted(described["copies"], key=lambda copy: copy[2])
         self._begins = [copy[2] for copy in self._copies]
         header = described["header"].encode()
@@ -205,12 +213,20 @@ class Gathered(safetensors.InMemory):
         if self._scratch is None or len(self._scratch) < size:
             self._scratch = memory_of(max(size, max(one.end - one.begin for one in self.entries.values())))
         into = memoryview(self._scratch)[:size]
-        first, last = (bisect_left(self._begins, place) for place in (entry.begin, entry.end))
-        copies = self._copies[first:last]
-        if sum(run * math.prod(levels[::3]) for _, _, _, run, *levels in copies) < size:
-            into[:] = bytes(size)  # what none reaches
-        self._sources.copy(copies, into, entry.begin)
+        self.fill(entry, into)
         return self.array(self._scratch, entry._replace(begin=0, end=size), numpy_arrays)
+
+    def copies_of(self, entry: safetensors.Entry) -> List[Sequence[int]]:
+        """What the tensor is made of: source, offset, where in the file, run, and levels. Threads: any."""
+        first, last = (bisect_left(self._begins, place) for place in (entry.begin, entry.end))
+        return self._copies[first:last]
+
+    def fill(self, entry: safetensors.Entry, into: memoryview) -> None:
+        """The tensor's bytes into memory of that size. Threads: any."""
+        copies = self.copies_of(entry)
+        if sum(run * math.prod(levels[::3]) for _, _, _, run, *levels in copies) < into.nbytes:
+            into[:] = bytes(into.nbytes)  # what none reaches
+        self.sources.copy(copies, into, entry.begin)
 
 
 def sources_of(where: str) -> Optional[Sources]:

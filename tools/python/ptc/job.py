@@ -417,9 +417,10 @@ class Job:
         anything is written. Errors: CommitError (what was written stays in incoming/); what a rank fails with, and on the
         others OSError, which says which rank and why: then nothing stays.
         """
-        from .saving import commit_logged, save
+        from .saving import commit_logged, save_in_background
         where = self.begin(name, overwrite)
-        save(state, where, False, layout=layout, consumed=consumed, files=files)  # if it fails, commit tells all ranks
+        # If it fails, commit tells all ranks.
+        save_in_background(state, where, not wait, layout=layout, consumed=consumed, files=files)
         committed: "Any" = commit_logged(where, False, None, None, overwrite, not wait, True)
         return committed.result() if wait else committed
 

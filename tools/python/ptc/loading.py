@@ -14,7 +14,7 @@ import urllib.parse
 import warnings
 from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from . import group, in_place, safetensors, state as states
+from . import device as gpus, group, in_place, safetensors, state as states
 from .arrays import ITEM_BYTES, array_of, is_distributed, local, row_runs, torch_dtype, torch_or_none, type_of_numpy
 from .job import find, stands_for
 from .slices import Box, box, box_of, whole
@@ -67,15 +67,11 @@ def _load(where: str, device: Any, numpy: bool, copy: bool) -> Dict[str, Any]:
     origin = Origin.of(where)
     values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
     found = False
-    on_device = device is not None and not numpy and str(device) != "cpu"
-    files = _open_files(where, copy, on_device)
-    for mapped in files:
+    for mapped, tensors in gpus.tensors_of_files(where, _files(where, (".safetensors",)), device, numpy, copy):
         found = True
         file = os.path.relpath(mapped.path, where)
         section = section_of(file)
-        for name in mapped.entries:
-            tensor = mapped.tensor(name, numpy)
-            tensor = tensor if device is None or numpy else tensor.to(device)
+        for name, tensor in tensors:
             if origin is not None and not numpy:
                 _remember(tensor, origin, file, name)
             fqn = ".".join([*map(str, dcp["sections"].get(file, ())), name])
@@ -393,17 +389,6 @@ def section_of(file: str) -> str:
     stem = os.path.splitext(name)[0]
     shard = re.fullmatch(states.SHARD, stem)
     return shard[1] if shard else stem
-
-
-def _open_files(where: str, copy: bool, on_device: bool) -> Iterator[safetensors.InMemory]:
-    """One after the other; of a device nobody has more than one tensor of each, until it asks for the next."""
-    with (in_place.sources_of(where) if copy or on_device else None) or contextlib.nullcontext() as sources:
-        for path in _files(where, (".safetensors",)):
-            described = sources.files.get(os.path.relpath(path, where)) if sources else None
-            if sources and described:
-                yield in_place.Gathered(path, sources, described, at_once=not on_device)
-            else:
-                yield in_place.copied(path) if copy and not on_device else safetensors.Mapped(path)
 
 
 def _files(where: str, endings: Tuple[str, ...]) -> Iterator[str]:

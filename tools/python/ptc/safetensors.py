@@ -62,14 +62,20 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    mapped = offset >= _LARGE_BYTES and any(array.on_gpu for _, array in arrays)
+    file = os.open(path, (os.O_RDWR if mapped else os.O_WRONLY) | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
-        if offset >= _LARGE_BYTES:
-            _take_space(file, 8 + len(text) + offset)
+        has_space = offset >= _LARGE_BYTES and _take_space(file, 8 + len(text) + offset)
+        written = mapped and has_space and _write_from_gpus(file, arrays, 8 + len(text), 8 + len(text) + offset)
         os.lseek(file, 8 + len(text), os.SEEK_SET)
         parts: List[memoryview] = []
         copied = 0
         for _, array in arrays:
+            if written and array.on_gpu:
+                _write_all(file, parts)
+                parts, copied = [], 0
+                os.lseek(file, array.nbytes, os.SEEK_CUR)
+                continue
             for data, is_copy in array.pieces(_WINDOW_BYTES):
                 parts.append(data)
                 copied += data.nbytes if is_copy else 0
@@ -85,16 +91,31 @@ def write(path: str, tensors: Mapping[str, Any], metadata: Optional[Mapping[str,
     return Unfinished(file, len(text).to_bytes(8, "little") + text)
 
 
-def _take_space(file: int, size: int) -> None:
-    """Where the file system can: os.posix_fallocate would write into each page where it cannot. OSError: there is no room."""
+def _write_from_gpus(file: int, arrays: Sequence[Tuple[str, Bytes]], begin: int, size: int) -> bool:
+    """Into the file's own pages, as GPUs write them. False: not so."""
+    from . import device
+    placed = []
+    for _, array in arrays:
+        if array.on_gpu and array.nbytes:
+            placed.append((begin, array.in_one_piece()))
+        begin += array.nbytes
+    return device.store(file, size, placed)
+
+
+def _take_space(file: int, size: int) -> bool:
+    """Where the file system can, else False: os.posix_fallocate would write into each page where it cannot. OSError: there
+    is no room.
+    """
     try:
         call = ctypes.CDLL(None, use_errno=True).fallocate
     except (AttributeError, OSError):
-        return
+        return False
     if call(ctypes.c_int(file), ctypes.c_int(0), ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         reason = ctypes.get_errno()
         if reason in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise OSError(reason, os.strerror(reason))
+        return False
+    return True
 
 
 def _write_all(file: int, parts: List[memoryview]) -> None:

@@ -8,7 +8,7 @@ import os
 from concurrent.futures import Future
 from typing import Any, Callable, Container, Dict, List, Literal, Mapping, Optional, Tuple, Union, overload
 
-from . import arrays, group, owner, safetensors, state as states
+from . import arrays, device, group, owner, safetensors, state as states
 from .errors import PtcError
 from .job import Job, find, remove
 from .loading import part_of
@@ -46,6 +46,31 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     state), OSError; then nothing stays of what this call wrote. With wait=False they are in the future, and are the
     `commit`'s, where all ranks learn of them: of several processes each should save so.
     """
+    if not wait:
+        return save_in_background(state, dir, True, rank, layout, consumed, files, overwrite)
+    top, where, staged, rank = _place(dir, rank)
+    _check_name(top, staged, overwrite)
+    return _write(state, top, where, staged, rank, layout, consumed, files, later=False)()
+
+
+def save_in_background(state: Mapping[str, Any], dir: Union[str, os.PathLike], later: bool, rank: Optional[int] = None,
+                       layout: Optional[Mapping[str, Any]] = None, consumed: Optional[int] = None,
+                       files: Optional[Mapping[str, Any]] = None, overwrite: bool = False) -> "Future[str]":
+    """`save` with wait=False. Not `later`: who asked waits for it, so that no copies on a GPU are worth their room."""
+    top, where, staged, rank = _place(dir, rank)
+    future: "Future[str]"
+    try:
+        _check_name(top, staged, overwrite)
+        future = group.in_background(_write(state, top, where, staged, rank, layout, consumed, files, later))
+    except Exception as error:  # pylint: disable=broad-except
+        future = Future()
+        future.set_exception(error)
+    group.keep(top, where, future)
+    return future
+
+
+def _place(dir: Union[str, os.PathLike], rank: Optional[int]) -> Tuple[str, str, bool, int]:
+    """The directory, that of the rank in it, whether it is in an incoming/, and the rank; when nothing is saved there."""
     top = os.path.abspath(os.fspath(dir))
     rank = group.rank() if rank is None else rank
     staged = os.path.basename(os.path.dirname(top)) == "incoming"
@@ -53,18 +78,7 @@ def save(state: Mapping[str, Any], dir: Union[str, os.PathLike], wait: bool = Tr
     if not staged:
         _check_place(top)
     group.wait_for(top, where)
-    if wait:
-        _check_name(top, staged, overwrite)
-        return _write(state, top, where, staged, rank, layout, consumed, files)()
-    future: "Future[str]"
-    try:
-        _check_name(top, staged, overwrite)
-        future = group.in_background(_write(state, top, where, staged, rank, layout, consumed, files))
-    except Exception as error:  # pylint: disable=broad-except
-        future = Future()
-        future.set_exception(error)
-    group.keep(top, where, future)
-    return future
+    return top, where, staged, rank
 
 
 def _check_place(path: str) -> None:
@@ -84,9 +98,10 @@ def _check_name(top: str, staged: bool, overwrite: bool) -> None:
 
 
 def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: int, layout: Optional[Mapping[str, Any]],
-           consumed: Optional[int], files: Optional[Mapping[str, Any]]) -> Callable[[], str]:
+           consumed: Optional[int], files: Optional[Mapping[str, Any]], later: bool) -> Callable[[], str]:
     """Writes the tensors; what it returns writes all else, of which it has the text already, and closes the files. Their
-    headers come last: what is killed before leaves nothing that could be committed.
+    headers come last: what is killed before leaves nothing that could be committed. `later`: tensors of which a GPU can
+    keep a copy are written there, too.
     """
     sections, text = states.flatten(state)
     says = described(sections, lambda: layout if layout is not None else Job(find(top).job).layout if staged else {})
@@ -136,15 +151,26 @@ def _write(state: Mapping[str, Any], top: str, where: str, staged: bool, rank: i
             take_back()
             raise
         return top
-    try:
-        for section, tensors in sections.items():
-            path = os.path.join(where, section + ".safetensors")
-            written.append(path)
-            open_files[path] = safetensors.write(path, tensors, says.get(section))
-    except BaseException:
-        take_back()
-        raise
-    return finish
+
+    def write(now: Mapping[str, Mapping[str, Any]]) -> None:
+        try:
+            for section, tensors in now.items():
+                path = os.path.join(where, section + ".safetensors")
+                written.append(path)
+                open_files[path] = safetensors.write(path, tensors, says.get(section))
+        except BaseException:
+            take_back()
+            raise
+    kept = device.snapshot(sections) if later else None
+    if kept is None:
+        write(sections)
+        return finish
+
+    def write_and_finish() -> str:
+        kept.ready()
+        write(kept.sections)
+        return finish()
+    return write_and_finish
 
 
 def described(sections: Mapping[str, Dict[str, Any]], layout: Callable[[], Mapping[str, Any]]) -> Dict[str, Dict[str, str]]:
