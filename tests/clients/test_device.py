@@ -34,8 +34,8 @@ class Memory:
         if size == 0:
             return torch.empty(0, dtype=torch.uint8)
         address = ctypes.c_uint64()
-        self.driver.enter()
-        self.driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        with self.driver.entered():
+            self.driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self.addresses[address.value] = size
         return torch.frombuffer((ctypes.c_ubyte * size).from_address(address.value), dtype=torch.uint8)
 
@@ -90,6 +90,9 @@ class Loads(mount.TestCase):
         expected = ptc.load(where, rank=rank)
         with on_stand_in(**sizes) as memory:
             found = ptc.load(where, GPU, rank=rank)
+            context = ctypes.c_void_p()
+            memory.driver.call("cuCtxGetCurrent", ctypes.byref(context))
+            self.assertFalse(context.value, "the thread's current device is what it was")
             self.assertEqual(list(found), list(expected))
             for section, tensors in expected.items():
                 if not isinstance(tensors, dict):

@@ -95,6 +95,7 @@ Driver& driver() {
   return one;
 }
 thread_local int current = -1;  // the device of this thread's context
+thread_local std::vector<int> before;
 
 Queue default_queue;
 Queue& queue_of(void* stream) {
@@ -147,6 +148,21 @@ int cuDevicePrimaryCtxRetain(void** context, int device) {
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxSetCurrent(void* context) {
   current = static_cast<int>(reinterpret_cast<intptr_t>(context)) - 1;
+  return 0;
+}
+int cuCtxPushCurrent_v2(void* context) {
+  before.push_back(current);
+  return cuCtxSetCurrent(context);
+}
+int cuCtxPopCurrent_v2(void** context) {
+  if (before.empty()) return kInvalidContext;
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(current) + 1);
+  current = before.back();
+  before.pop_back();
+  return 0;
+}
+int cuCtxGetCurrent(void** context) {
+  *context = reinterpret_cast<void*>(static_cast<intptr_t>(current) + 1);
   return 0;
 }
 int cuMemGetInfo_v2(size_t* free, size_t* total) {

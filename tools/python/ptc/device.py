@@ -47,7 +47,6 @@ class Driver:
         # PyTorch's own context, for as long as this process lives.
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._context = context
-        self.enter()
         self.call("cuDeviceGetAttribute", ctypes.byref(value), _HAS_READ_ONLY, device)
         self._read_only = bool(value.value)
 
@@ -60,8 +59,18 @@ class Driver:
             raise DriverError(error, f"{name}: {(text.value or b'failed').decode()}")
 
     def enter(self) -> None:
-        """This thread calls the driver from now on."""
+        """This thread, which is nobody else's, calls the driver from now on."""
         self.call("cuCtxSetCurrent", self._context)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread calls the driver meanwhile; then its current device is again what PyTorch has set."""
+        before = ctypes.c_void_p()
+        self.call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(before))
 
     def register(self, address: int, size: int, writable: bool) -> bool:
         """False: the driver does not take it."""
@@ -176,7 +185,7 @@ class Pages:
             known = self._windows[window]
             if known is None:
                 first = window * _WINDOW_BYTES
-                size = min(_WINDOW_BYTES, self.size - first)
+                size = min(_WINDOW_BYTES, -(-(self.size - first) // mmap.PAGESIZE) * mmap.PAGESIZE)
                 known = self._driver.register(self.address + first, size, self._writable)
                 self._windows[window] = known
                 if not known:
@@ -333,9 +342,9 @@ class Copies:
         for asked in self._asked:
             asked.result()
         self._asked.clear()
-        self._driver.enter()
-        for worker in self._workers:
-            worker.wait()
+        with self._driver.entered():
+            for worker in self._workers:
+                worker.wait()
 
     def __enter__(self) -> "Copies":
         return self
@@ -344,16 +353,14 @@ class Copies:
         for asked in self._asked:
             asked.cancel()
         self._threads.shutdown()
-        self._driver.enter()
-        for worker in self._workers:
-            try:
-                worker.wait()  # memory of both sides is somebody else's from now on
-            except DriverError:
-                pass  # it is told already, or would be by the next call
-        for one in self._pages:
-            one.close()
-        for worker in self._workers:
-            worker.end()
+        with self._driver.entered():
+            for worker in self._workers:
+                with contextlib.suppress(DriverError):  # it is told already, or would be by the next call
+                    worker.wait()  # memory of both sides is somebody else's from now on
+            for one in self._pages:
+                one.close()
+            for worker in self._workers:
+                worker.end()
 
 
 def tensors_of_files(where: str, paths: Iterable[str], device: Any, numpy: bool, copy: bool
