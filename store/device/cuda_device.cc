@@ -53,6 +53,7 @@ class CudaStream final : public DeviceStream {
   ~CudaStream() override;
 
   Result<> copy(MemoryPointer target, ConstMemoryPointer source, uint64_t bytes) override;
+  Result<> zero(MemoryPointer begin, uint64_t bytes) override;
   Result<> copy_strided(std::span<const DeviceCopy> copies) override;
   Result<> add_checksums(std::span<const DeviceRun> runs, std::span<Checksum> sums) override;
   Result<> wait() override;
@@ -215,6 +216,13 @@ Result<> CudaStream::copy(MemoryPointer target, ConstMemoryPointer source, uint6
   PTC_TRY(begin());
   return check(driver_.cuMemcpyAsync(target.address(), source.address(), bytes, stream_),
                "cuMemcpyAsync");
+}
+
+Result<> CudaStream::zero(MemoryPointer begin_of, uint64_t bytes) {
+  if (bytes == 0) return ok();
+  PTC_TRY(of_device(begin_of.memory(), 0));
+  PTC_TRY(begin());
+  return check(driver_.cuMemsetD8Async(begin_of.address(), 0, bytes, stream_), "cuMemsetD8Async");
 }
 
 template <class... Table>

@@ -96,6 +96,8 @@ class DeviceStream {
   /// Between the host's memory and the device's, or within it. At the rate of the link where the
   /// host's is registered.
   virtual Result<> copy(MemoryPointer target, ConstMemoryPointer source, uint64_t bytes) = 0;
+  /// Bytes of the device's memory become zeros.
+  virtual Result<> zero(MemoryPointer begin, uint64_t bytes) = 0;
   /// All of them in one launch, however many: in no order among themselves. kInvalidArgument: one
   /// leaves the device's memory, by its number.
   virtual Result<> copy_strided(std::span<const DeviceCopy> copies) = 0;

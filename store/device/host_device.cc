@@ -34,6 +34,13 @@ class HostStream final : public DeviceStream {
     return ok();
   }
 
+  Result<> zero(MemoryPointer begin, uint64_t bytes) override {
+    if (bytes == 0) return ok();
+    PTC_TRY(std::byte* const at, device_->find(begin.memory(), begin.address(), bytes));
+    work_.push_back([=] { std::memset(at, 0, bytes); });
+    return ok();
+  }
+
   Result<> copy_strided(std::span<const DeviceCopy> copies) override {
     CopyLaunch launch;
     for (size_t i = 0; i < copies.size(); ++i) {

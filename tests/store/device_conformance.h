@@ -116,6 +116,18 @@ TEST_P(DeviceConformance, BytesGoThereAndBack) {
   EXPECT_TRUE(is_ok(queue->copy(other.begin(), in(memory), 0)));
 }
 
+TEST_P(DeviceConformance, ZerosAreWhereTheyShallBe) {
+  auto bytes = filled(100'003, 1);
+  const DeviceMemory memory = on_device(bytes);
+  const auto queue = stream();
+  EXPECT_TRUE(is_ok(queue->zero(memory.begin() + 5, 70'001)));
+  EXPECT_TRUE(is_ok(queue->zero(memory.begin(), 0)));
+  EXPECT_TRUE(is_ok(queue->wait()));
+  std::fill_n(bytes.begin() + 5, 70'001, std::byte{0});
+  EXPECT_TRUE(back(memory) == bytes);
+  EXPECT_TRUE(has_error(queue->zero(in_host_memory(bytes.data()), 8), Code::kInvalidArgument, ""));
+}
+
 TEST_P(DeviceConformance, WorkIsDoneInItsOrder) {
   const auto first = filled(50'000, 1), second = filled(50'000, 2);
   DeviceMemory memory = allocated(50'000);
