@@ -103,6 +103,8 @@ Result<FileInUse> Image::use_file() const {
 }
 
 Result<ConstMemoryPointer> Image::map() const {
+  if (device_ != nullptr)
+    return ConstMemoryPointer(place_.memory, bytes_ > 0 ? device_->memory.begin().address() : 0);
   MutexLock lock(mutex_);
   PTC_TRY(const FileInUse file, use_file());
   struct stat info {};
@@ -175,6 +177,7 @@ ImageWriter::ImageWriter(ImageWriter&& other) noexcept
     : store_(std::exchange(other.store_, nullptr)),
       id_(std::move(other.id_)),
       file_(std::move(other.file_)),
+      device_(std::move(other.device_)),
       inode_(std::exchange(other.inode_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       mapping_(std::exchange(other.mapping_, nullptr)) {}
@@ -182,7 +185,7 @@ ImageWriter::ImageWriter(ImageWriter&& other) noexcept
 ImageWriter::~ImageWriter() {
   if (inode_ != nullptr) ::munmap(inode_, 1);
   if (mapping_ != nullptr) ::munmap(mapping_, size_);
-  if (store_ != nullptr) (void)store_->remove_name(id_, part_name(id_));
+  if (store_ != nullptr && device_ == nullptr) (void)store_->remove_name(id_, part_name(id_));
 }
 
 Result<> ImageWriter::hold_inode(int fd) {
@@ -198,6 +201,13 @@ Result<> ImageWriter::write(uint64_t offset, std::span<const std::byte> bytes) {
 }
 
 Result<> ImageWriter::write(uint64_t offset, std::span<const std::span<const std::byte>> pieces) {
+  if (device_ != nullptr) {
+    for (const std::span<const std::byte> piece : pieces) {
+      PTC_TRY(device_->devices->write(device_->memory.begin() + offset, piece));
+      offset += piece.size();
+    }
+    return ok();
+  }
   PTC_TRY(const FileInUse file, file_->use());
   auto written = write_exactly(file.fd(), pieces, offset);
   if (!written) return std::move(written).error().with_context("image " + id_.text);
@@ -205,6 +215,9 @@ Result<> ImageWriter::write(uint64_t offset, std::span<const std::span<const std
 }
 
 Result<MemoryPointer> ImageWriter::map() {
+  if (device_ != nullptr)
+    return MemoryPointer(device_->memory.begin().memory(),
+                         size_ > 0 ? device_->memory.begin().address() : 0);
   if (mapping_ == nullptr && size_ > 0) {
     PTC_TRY(const FileInUse file, file_->use());
     void* mapping = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd(), 0);
@@ -222,6 +235,7 @@ Result<std::span<std::byte>> ImageWriter::host_bytes() {
 }
 
 Result<> ImageWriter::take_space(uint64_t begin, uint64_t end) {
+  if (device_ != nullptr) return ok();
   PTC_TRY(const FileInUse file, file_->use());
   return store_->allocate(file.fd(), begin, end, id_);
 }
@@ -241,8 +255,8 @@ Result<std::unique_ptr<ImageStore>> ImageStore::open(const std::string& dir,
     gone = [reserve](uint64_t bytes) { reserve->gone(bytes); };
   }
   auto files = std::make_shared<LazyFiles>(std::move(fd), dir, options.most_open, std::move(gone));
-  auto store =
-      std::unique_ptr<ImageStore>(new ImageStore(dir, std::move(reserve), std::move(files)));
+  auto store = std::unique_ptr<ImageStore>(
+      new ImageStore(dir, std::move(reserve), std::move(files), options.devices));
   PTC_TRY(store->find_drafts());
   return store;
 }
@@ -319,10 +333,30 @@ Result<std::vector<ImageId>> ImageStore::list() const {
   std::vector<ImageId> ids;
   for (std::string& name : names)
     if (is_image_id(name)) ids.push_back({std::move(name)});
+  MutexLock lock(mutex_);
+  for (const auto& [id, image] : in_devices_) ids.push_back({id});
   return ids;
 }
 
-Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when) {
+Result<ImageWriter> ImageStore::create_in_device(uint64_t bytes, NodeMemory memory) {
+  const std::shared_ptr<const Devices> devices =
+      devices_ != nullptr ? devices_ : std::make_shared<const Devices>();
+  PTC_TRY(Device* const device, devices->at(memory));
+  ImageWriter writer;
+  PTC_TRY(writer.id_, new_id());
+  auto allocated = device->allocate(bytes);
+  if (allocated.has_error())
+    return std::move(allocated).error().with_context("an image of " + format_size(bytes));
+  PTC_TRY(devices->zero(allocated.value().begin(), bytes));
+  writer.device_ =
+      std::make_shared<const DeviceBytes>(DeviceBytes{devices, std::move(allocated).value()});
+  writer.store_ = this;
+  writer.size_ = bytes;
+  return writer;
+}
+
+Result<ImageWriter> ImageStore::create(uint64_t bytes, TakeSpace when, NodeMemory memory) {
+  if (!memory.is_host()) return create_in_device(bytes, memory);
   PTC_TRY(auto free_space, space());
   if (bytes > free_space.free_bytes || free_space.free_bytes - bytes < kSpaceSlack) {
     return make_error(Code::kNoSpace,
@@ -383,8 +417,13 @@ int ImageStore::take_space(int fd, int mode, uint64_t begin, uint64_t end) {
 }
 
 Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
-  PTC_TRY(auto file, LazyFile::find(files_, part_name(writer.id_)));
-  auto image = std::make_shared<const Image>(writer.id_, std::move(file), writer.size_);
+  ImageRef image;
+  if (writer.device_ != nullptr) {
+    image = std::make_shared<const Image>(writer.id_, writer.device_, writer.size_);
+  } else {
+    PTC_TRY(auto file, LazyFile::find(files_, part_name(writer.id_)));
+    image = std::make_shared<const Image>(writer.id_, std::move(file), writer.size_);
+  }
   MutexLock lock(mutex_);
   open_[writer.id_.text] = image;
   return image;
@@ -393,6 +432,15 @@ Result<ImageRef> ImageStore::show(const ImageWriter& writer) {
 Result<ImageRef> ImageStore::publish(ImageWriter writer) {
   const std::string& name = writer.id_.text;
   uint64_t bytes = writer.size_;
+  if (writer.device_ != nullptr) {
+    MutexLock lock(mutex_);
+    ImageRef image = find_open(writer.id_);
+    if (image == nullptr) image = std::make_shared<const Image>(writer.id_, writer.device_, bytes);
+    open_[name] = in_devices_[name] = image;
+    drafts_.insert(name);
+    writer.store_ = nullptr;
+    return image;
+  }
   {
     PTC_TRY(const FileInUse file, writer.file_->use());
     if (::fchmod(file.fd(), 0400) != 0) return errno_error(errno, "chmod of image " + name);
@@ -472,6 +520,15 @@ Result<ImageRef> ImageStore::open(const ImageId& id) {
 
 Result<> ImageStore::remove(const ImageId& id) {
   if (!is_image_id(id.text)) return invalid_argument("'{}' is not an image id", id.text);
+  ImageRef in_device;  // let go of without the mutex
+  {
+    MutexLock lock(mutex_);
+    if (auto found = in_devices_.extract(id.text)) {
+      in_device = std::move(found.mapped());
+      drafts_.erase(id.text);
+    }
+  }
+  if (in_device != nullptr) return ok();
   PTC_TRY(remove_name(id, id.text));
   (void)confirm(id);  // the mark goes last
   return ok();

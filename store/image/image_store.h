@@ -15,6 +15,7 @@
 #include "store/base/file.h"
 #include "store/base/memory_place.h"
 #include "store/base/mutex.h"
+#include "store/device/devices.h"
 #include "store/image/lazy_file.h"
 #include "store/image/memory_reserve.h"
 
@@ -26,14 +27,25 @@ struct ImageId {
   friend bool operator==(const ImageId&, const ImageId&) = default;
 };
 
+/// Bytes of an image in a device's memory, given back when nobody holds them any more.
+struct DeviceBytes {
+  std::shared_ptr<const Devices> devices;  // outlives the memory
+  DeviceMemory memory;
+};
+
 /// An image that exists, here or on another node. The bytes of one that is here stay readable
 /// through this object even after the image was removed from the store, and go when the last holder
-/// lets go; at rest it takes no descriptor. One that is on another node, or in a device's memory,
-/// is a name; a transport reads it. Threads: any.
+/// lets go; at rest it takes no descriptor. One that is on another node is a name, and one in a
+/// device's memory has no host bytes; a transport reads them. Threads: any.
 class Image {
  public:
   Image(ImageId id, std::unique_ptr<LazyFile> file, uint64_t bytes)
       : id_(std::move(id)), file_(std::move(file)), bytes_(bytes) {}
+  Image(ImageId id, std::shared_ptr<const DeviceBytes> device, uint64_t bytes)
+      : id_(std::move(id)),
+        place_{"", device->memory.begin().memory()},
+        device_(std::move(device)),
+        bytes_(bytes) {}
   Image(ImageId id, MemoryPlace place, uint64_t bytes)
       : id_(std::move(id)), place_(std::move(place)), bytes_(bytes) {}
   ~Image();
@@ -52,10 +64,14 @@ class Image {
   Result<FileInUse> use_file() const;
   /// The first byte of the whole image in memory, mapped when first asked for, until the object
   /// goes: that takes no descriptor. Each call uses the file, to see that it is whole. Empty image:
-  /// null. kUnavailable of an image on another node, or in a memory that nothing here can map.
+  /// null, in its memory. Of one in a device's memory, an address there. kUnavailable of an image
+  /// on another node, or in a memory that is not here.
   Result<ConstMemoryPointer> map() const;
   /// The same for the processor, which reads the host's memory alone.
   Result<std::span<const std::byte>> host_bytes() const;
+  /// nullptr: its bytes are not in the memory of a device of this node. They outlive the image for
+  /// who holds this.
+  const std::shared_ptr<const DeviceBytes>& device() const { return device_; }
 
  private:
   friend class ImageStore;
@@ -63,6 +79,7 @@ class Image {
   const ImageId id_;
   const MemoryPlace place_ = {};
   const std::unique_ptr<LazyFile> file_;  // null: no host bytes
+  const std::shared_ptr<const DeviceBytes> device_;
   const uint64_t bytes_;
   mutable Mutex mutex_;
   mutable const std::byte* mapping_ PTC_GUARDED_BY(mutex_) = nullptr;
@@ -74,7 +91,8 @@ using ImageRef = std::shared_ptr<const Image>;
 ///
 /// What comes from memory is written by pwrite: the kernel then need not clear the fresh pages that
 /// are filled at once, which saves a pass over memory. What comes in small runs, or from a socket,
-/// goes into the mapping. Threads: any, for bytes that do not overlap.
+/// goes into the mapping. In a device's memory it has its space from the start, and what is written
+/// goes there by a lane. Threads: any, for bytes that do not overlap.
 class ImageWriter {
  public:
   ImageWriter(ImageWriter&&) noexcept;
@@ -101,7 +119,8 @@ class ImageWriter {
   Result<> hold_inode(int fd);
   class ImageStore* store_ = nullptr;
   ImageId id_;
-  std::unique_ptr<LazyFile> file_;
+  std::unique_ptr<LazyFile> file_;             // or
+  std::shared_ptr<const DeviceBytes> device_;  // one of them is null
   /// A page of it, never touched: the kernel keeps the file in memory, and with it what went wrong
   /// when bytes were written behind our back, so that an fsync() tells it though the descriptor was
   /// opened later.
@@ -135,13 +154,17 @@ struct ImageStoreOptions {
   size_t most_open = descriptors_for_images();
   /// Of memory for images that come; used where the directory is one of a tmpfs.
   MemoryReserveOptions reserve = {};
+  /// Of this node, in whose memory images may be; null: none.
+  std::shared_ptr<const Devices> devices = nullptr;
 };
 
 /// A directory of images (`<dir>/<id>`; unfinished ones `<dir>/<id>.part`; `<dir>/<id>.removed`,
 /// see LazyFile). An image is a draft, with a mark of its own (`<dir>/<id>.draft`), from before it
 /// has its name until confirm(). Threads: any. Crash: open() removes `.part` and `.removed` files.
 /// What becomes of a draft that is found then, the owner of the metadata knows; an image without
-/// the mark was decided on once, and is never rubbish because nothing names it.
+/// the mark was decided on once, and is never rubbish because nothing names it. Images in devices'
+/// memories have neither file nor mark on disk: the store holds them until they are removed, and
+/// they end with the process.
 class ImageStore {
  public:
   /// Creates `dir` if need be. No other process has it open.
@@ -152,7 +175,10 @@ class ImageStore {
   /// the space of a large image takes a while: `kLater`, whoever fills it does that bit by bit, and
   /// all of it before it is published.
   enum class TakeSpace { kNow, kLater };
-  Result<ImageWriter> create(uint64_t bytes, TakeSpace when = TakeSpace::kNow);
+  /// In a device's memory: kNoSpace says how much is free there, kInvalidArgument that the device
+  /// is not here.
+  Result<ImageWriter> create(uint64_t bytes, TakeSpace when = TakeSpace::kNow,
+                             NodeMemory memory = {});
   /// Makes the image readable under its id before it is whole, as long as the result is held: for
   /// those who know which bytes are there already.
   Result<ImageRef> show(const ImageWriter& writer);
@@ -196,6 +222,8 @@ class ImageStore {
   }
   /// fallocate(2) of one of them, which takes what the reserve has first. The errno, or 0.
   int take_space(int fd, int mode, uint64_t begin, uint64_t end);
+  /// Null: there are none.
+  const std::shared_ptr<const Devices>& devices() const { return devices_; }
   /// Null: there is none.
   MemoryReserve* reserve() const { return reserve_.get(); }
   const std::string& directory() const { return dir_; }
@@ -205,8 +233,13 @@ class ImageStore {
  private:
   friend class ImageWriter;
 
-  ImageStore(std::string dir, std::shared_ptr<MemoryReserve> reserve, LazyFilesRef files)
-      : dir_(std::move(dir)), reserve_(std::move(reserve)), files_(std::move(files)) {}
+  ImageStore(std::string dir, std::shared_ptr<MemoryReserve> reserve, LazyFilesRef files,
+             std::shared_ptr<const Devices> devices)
+      : dir_(std::move(dir)),
+        reserve_(std::move(reserve)),
+        files_(std::move(files)),
+        devices_(std::move(devices)) {}
+  Result<ImageWriter> create_in_device(uint64_t bytes, NodeMemory memory);
   /// Takes space for these bytes of a file of an image.
   Result<> allocate(int fd, uint64_t begin, uint64_t end, const ImageId& id);
   int directory_fd() const { return files_->directory(); }
@@ -220,11 +253,13 @@ class ImageStore {
   const std::string dir_;
   const std::shared_ptr<MemoryReserve> reserve_;  // null: none
   const LazyFilesRef files_;
+  const std::shared_ptr<const Devices> devices_;  // null: none
   mutable Mutex mutex_;
   std::unordered_map<std::string, std::weak_ptr<const Image>> open_ PTC_GUARDED_BY(mutex_);
   std::unordered_multiset<std::string> losing_names_
       PTC_GUARDED_BY(mutex_);  // remove_name() is at them
   std::unordered_set<std::string> drafts_ PTC_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, ImageRef> in_devices_ PTC_GUARDED_BY(mutex_);  // until removed
 };
 
 }  // namespace ptc
