@@ -73,8 +73,13 @@ Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
     }
     for (uint64_t at = part.begin; at < part.end;) {
       const uint64_t next = at + std::min<uint64_t>(part.end - at, kChunkBytes - chunk_bytes_);
-      co_await bring_in(part, source.value(), at, next);
-      add_bytes(part, source.value(), at, next);
+      if (const auto host = source.value().host(); host.has_value()) {
+        co_await bring_in(part, host.value(), at, next);
+        add_bytes(part, host.value(), at, next);
+      } else if (auto added = co_await add_of_device(part, source.value(), at, next); !added) {
+        PTC_CO_TRY(co_await flush(request));
+        co_return co_await connection_.send(FrameType::kError, request, encode(added.error()));
+      }
       at = next;
       if (chunk_bytes_ == kChunkBytes) {
         PTC_CO_TRY(co_await flush(request));
@@ -88,8 +93,9 @@ Task<> FetchSender::send(uint64_t request, const FetchRequest& fetch) {
   co_return co_await flush(request);
 }
 
-/// The image of a part in memory, held until it is sent.
-Result<const std::byte*> FetchSender::source_of(const FetchRequest& fetch, const FetchPart& part) {
+/// The image of a part in its memory, held until it is sent.
+Result<ConstMemoryPointer> FetchSender::source_of(const FetchRequest& fetch,
+                                                  const FetchPart& part) {
   const std::string& id = fetch.images[part.image];
   auto held = std::find_if(held_.begin(), held_.end(),
                            [&](const Held& one) { return one.index == part.image; });
@@ -97,11 +103,31 @@ Result<const std::byte*> FetchSender::source_of(const FetchRequest& fetch, const
     PTC_TRY(auto image, images_.open(ImageId{id}));
     held = held_.insert(held_.end(), {part.image, std::move(image)});
   }
-  PTC_TRY(auto memory, held->image->host_bytes());
-  if (part.runs.source_end() > memory.size())
-    return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, memory.size(),
+  const Image& image = *held->image;
+  PTC_TRY(const ConstMemoryPointer memory, image.map());
+  if (part.runs.source_end() > image.bytes())
+    return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, image.bytes(),
                       part.runs.source_end());
-  return memory.data();
+  return memory;
+}
+
+/// As add_bytes(), out of a device's memory.
+Task<> FetchSender::add_of_device(const FetchPart& part, ConstMemoryPointer source, uint64_t begin,
+                                  uint64_t end) {
+  std::byte* const to = buffer_.data() + gathered_;
+  const auto image = std::find_if(held_.begin(), held_.end(), [&](const Held& one) {
+                       return one.index == part.image;
+                     })->image;
+  Result<> read = ok();
+  std::function<void()> work = [&] {
+    read = image->device()->devices->read(source, part.runs, begin, end, to);
+  };
+  if (const auto done = co_await do_elsewhere(readers_, work); !done) work();
+  PTC_CO_TRY(std::move(read));
+  gathered_ += end - begin;
+  chunk_bytes_ += end - begin;
+  add_piece(pieces_, to, end - begin);
+  co_return ok();
 }
 
 /// Those pages of the bytes that add_bytes() or the connection would wait for.

@@ -15,7 +15,7 @@ namespace ptc {
 /// Chunks cross from one part into the next. Runs of a page and more are sent from the mapped
 /// image, the others gathered first; one chunk is in memory at a time. For one request. Threads:
 /// one, which other connections have, too: so they come between any two chunks, and what must come
-/// from a disk first is read by a reader.
+/// from a disk or a device first is read by a reader.
 class FetchSender {
  public:
   FetchSender(Connection& connection, ImageStore& images, SpareThreads& readers);
@@ -25,7 +25,9 @@ class FetchSender {
   Task<> send(uint64_t request, const FetchRequest& fetch);
 
  private:
-  Result<const std::byte*> source_of(const FetchRequest& fetch, const FetchPart& part);
+  Result<ConstMemoryPointer> source_of(const FetchRequest& fetch, const FetchPart& part);
+  Task<> add_of_device(const FetchPart& part, ConstMemoryPointer source, uint64_t begin,
+                       uint64_t end);
   asio::awaitable<void> bring_in(const FetchPart& part, const std::byte* source, uint64_t begin,
                                  uint64_t end);
   void add_bytes(const FetchPart& part, const std::byte* source, uint64_t begin, uint64_t end);

@@ -33,4 +33,9 @@ class FileRuns {
   Result<> result_ = ok();
 };
 
+/// The next bytes of an item's string, at `from`, to where they belong: its target window until
+/// `target_end`, in the host's memory, by its writer where that is worth it. Errors: of writing to
+/// a file.
+Result<> put_runs(const FetchItem& item, uint64_t target_end, const std::byte* from);
+
 }  // namespace ptc

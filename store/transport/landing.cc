@@ -1,8 +1,6 @@
 #include "store/transport/landing.h"
 
 #include <algorithm>
-#include <cstring>
-#include <optional>
 #include <unordered_map>
 
 #include "store/rpc/connection.h"
@@ -84,33 +82,13 @@ Result<> Landing::accept() {
   for (const Cut& cut : cuts_) {
     FetchItem& item = *cut.item;
     if (cut.buffered != kDirect) {
-      PTC_TRY(scatter(item, cut.target_end, buffer_.data() + cut.buffered));
+      PTC_TRY(put_runs(item, cut.target_end, buffer_.data() + cut.buffered));
     }
     advance(item, cut.target_end);
     bytes_left_ -= cut.bytes;
     if (item.begin == item.end) ++first_;
   }
   return ok();
-}
-
-Result<> Landing::scatter(const FetchItem& item, uint64_t target_end, const std::byte* from) {
-  const bool by_writer =
-      item.writer != nullptr &&
-      (item.copy.run_bytes >= kLongRun ||
-       bytes_between(item.copy, item.begin, target_end) == target_end - item.begin);
-  std::optional<FileRuns> file;
-  if (by_writer) {
-    file.emplace(*item.writer);
-  } else if (item.writer != nullptr) {
-    PTC_TRY(item.writer->take_space(item.begin, target_end));
-  }
-  std::byte* const at_begin = target_of(item);
-  for_each_run(item.copy, item.begin, target_end, [&](uint64_t, uint64_t target, uint64_t run) {
-    if (by_writer) file->add(target, {from, run});
-    else std::memcpy(at_begin + (target - item.begin), from, run);
-    from += run;
-  });
-  return by_writer ? file->finish() : ok();
 }
 
 }  // namespace ptc

@@ -37,8 +37,6 @@ class Landing {
   Result<> accept();
 
  private:
-  Result<> scatter(const FetchItem& item, uint64_t target_end, const std::byte* from);
-
   struct Cut {  // of one item: the next bytes of its string, and where the window ends that they
                 // fill
     FetchItem* item;

@@ -18,6 +18,13 @@ using namespace std::chrono_literals;
 INSTANTIATE_TEST_SUITE_P(Tcp, TransportConformance,
                          testing::Values(TransportBackend{
                              "tcp", [] { return std::make_unique<TcpWorld>(); }}));
+INSTANTIATE_TEST_SUITE_P(TcpAndDevices, TransportConformance,
+                         testing::Values(TransportBackend{
+                             "tcp_and_devices", [] {
+                               return std::make_unique<TcpWorld>(
+                                   4, PeersOptions(), [](const std::string&) { return PeerAuth{}; },
+                                   "host:256M,256M");
+                             }}));
 
 /// n1 has one thread for the network, and says "here" when it is asked.
 class OneThread : public testing::Test {

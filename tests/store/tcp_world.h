@@ -7,6 +7,7 @@
 
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
+#include "store/transport/device.h"
 #include "store/transport/tcp.h"
 #include "transport_world.h"
 
@@ -19,13 +20,13 @@ inline bool comes_to_refuse(const PeerServer& server, uint64_t count) {
   return server.refused() == count;
 }
 
-/// Nodes n0, n1 …; n0 fetches, the others serve.
+/// Nodes n0, n1 …; n0 fetches, the others serve. `devices`, if any, are those that each has.
 class TcpWorld final : public TransportWorld {
  public:
   using Auth = std::function<PeerAuth(const std::string& node)>;
   explicit TcpWorld(
       size_t count = 4, PeersOptions options = {},
-      Auth auth = [](const std::string&) { return PeerAuth{}; })
+      Auth auth = [](const std::string&) { return PeerAuth{}; }, const std::string& devices = "")
       : auth_(std::move(auth)) {
     options.node = "n0";
     options.auth = auth_("n0");
@@ -33,7 +34,11 @@ class TcpWorld final : public TransportWorld {
     peers_ = Peers::create(options).value();
     transport_ = make_tcp_transport(*peers_, make_loopback_transport());
     for (size_t node = 0; node < count; ++node) {
-      stores_.push_back(ImageStore::open(directory() + "/" + name(node)).value());
+      ImageStoreOptions with;
+      if (!devices.empty()) with.devices = Devices::open(devices).value();
+      if (node == 0 && !devices.empty())
+        transport_ = make_device_transport(with.devices, std::move(transport_));
+      stores_.push_back(ImageStore::open(directory() + "/" + name(node), with).value());
       servers_.push_back(node == 0 ? nullptr : start(node));
       if (node > 0) peers_->set(name(node), servers_[node]->address());
     }

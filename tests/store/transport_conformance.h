@@ -88,26 +88,41 @@ class TransportConformance : public testing::TestWithParam<TransportBackend> {
     std::vector<ImageRef> images;
     for (size_t node = 0; node < contents.size(); ++node)
       images.push_back(world_->seen(node, world_->publish(node, contents[node])));
-    // Some go into files.
+    // Some go into files, or into the memory of devices.
     std::vector<std::optional<ImageWriter>> writers(count);
-    std::vector<std::span<std::byte>> memory(targets.begin(), targets.end());
+    std::vector<MemoryPointer> memory;
     for (size_t i = 0; i < count; ++i) {
       items[i].source = images[node_of[i]].get();
+      memory.push_back(in_host_memory(targets[i].data()));
       if (random() % 2 == 0) {
-        writers[i].emplace(
-            world_->store(0).create(targets[i].size(), ImageStore::TakeSpace::kLater).value());
+        writers[i].emplace(world_->store(0)
+                               .create(targets[i].size(), ImageStore::TakeSpace::kLater,
+                                       world_->memory(0, random()))
+                               .value());
         ASSERT_TRUE(is_ok(writers[i]->write(0, targets[i])));
-        memory[i] = writers[i]->host_bytes().value();
+        memory[i] = writers[i]->map().value();
         items[i].writer = &*writers[i];
       }
-      items[i].target_at_begin = in_host_memory(memory[i].data() + items[i].begin);
+      items[i].target_at_begin = memory[i] + items[i].begin;
     }
     ASSERT_TRUE(is_ok(fetch(items)));
     for (size_t i = 0; i < count; ++i) {
-      EXPECT_TRUE(std::ranges::equal(memory[i], expected[i])) << "item " << i;
+      if (writers[i]) targets[i] = content_of(*world_->store(0).show(*writers[i]).value());
+      EXPECT_TRUE(targets[i] == expected[i]) << "item " << i;
       EXPECT_EQ(items[i].begin, items[i].end);
-      EXPECT_EQ(items[i].target_at_begin, in_host_memory(memory[i].data() + items[i].end));
+      EXPECT_EQ(items[i].target_at_begin, memory[i] + items[i].end);
     }
+  }
+
+  static Bytes content_of(const Image& image) {
+    if (image.device() == nullptr) {
+      const auto bytes = image.host_bytes().value();
+      return {bytes.begin(), bytes.end()};
+    }
+    Bytes bytes(image.bytes());
+    EXPECT_TRUE(is_ok(image.device()->devices->read(image.map().value(), whole_copy(bytes.size()),
+                                                    0, bytes.size(), bytes.data())));
+    return bytes;
   }
 };
 
@@ -151,6 +166,58 @@ TEST_P(TransportConformance, ALongImageArrivesWhole) {
       {image.get(), whole_copy(content.size()), 0, content.size(), in_host_memory(target.data())}};
   ASSERT_TRUE(is_ok(fetch(items)));
   EXPECT_TRUE(target == content);
+}
+
+/// Images and targets of several chunks, in every pair of memories.
+TEST_P(TransportConformance, LongImagesGoFromEveryMemoryToEveryOther) {
+  const size_t node = world_->nodes() - 1;
+  for (size_t to = 0; to < 3; ++to)
+    for (size_t from = 0; from < 3; ++from) {
+      SCOPED_TRACE(testing::Message() << from << " to " << to);
+      const Bytes content = random_bytes((9 << 20) + 12345, random_);
+      ImageRef image = world_->seen(node, world_->publish(node, content));
+      // Every other 100 bytes of it.
+      StridedCopy copy = whole_copy(100);
+      copy.level_count = 1;
+      copy.levels[0] = {content.size() / 200, 200, 150};
+      Bytes expected(copy.target_end() + 10);
+      run_strided_copy(copy, content.data(), 0, copy.target_end(), expected.data());
+      ImageWriter writer =
+          world_->store(0)
+              .create(expected.size(), ImageStore::TakeSpace::kNow, world_->memory(0, to))
+              .value();
+      std::vector<FetchItem> items;
+      for (const uint64_t begin : {0, 3'000'050})
+        items.push_back({image.get(), copy, begin, begin == 0 ? 3'000'050 : copy.target_end(),
+                         writer.map().value() + begin, &writer});
+      ASSERT_TRUE(is_ok(fetch(items)));
+      const ImageRef made = world_->store(0).publish(std::move(writer)).value();
+      EXPECT_TRUE(content_of(*made) == expected);
+      ASSERT_TRUE(is_ok(world_->store(0).remove(made->id())));
+      ASSERT_TRUE(is_ok(world_->store(node).remove(image->id())));
+    }
+}
+
+TEST_P(TransportConformance, WhatCameBeforeAnErrorStaysInEveryMemory) {
+  const size_t node = world_->nodes() - 1;
+  for (size_t to = 0; to < 3; ++to) {
+    SCOPED_TRACE(to);
+    const Bytes content = random_bytes(5000, random_);
+    ImageRef image = world_->seen(node, world_->publish(node, content));
+    const Image gone(ImageId{"0123456789abcdef"},
+                     MemoryPlace{image->is_here() ? "elsewhere" : image->node()}, 100);
+    ImageWriter writer =
+        world_->store(0).create(5100, ImageStore::TakeSpace::kNow, world_->memory(0, to)).value();
+    const MemoryPointer at = writer.map().value();
+    std::vector<FetchItem> items{{image.get(), whole_copy(5000), 0, 5000, at, &writer},
+                                 {&gone, whole_copy(100), 0, 100, at + 5000, &writer}};
+    EXPECT_TRUE(has_error(fetch(items), Code::kUnavailable, "0123456789abcdef"));
+    EXPECT_EQ(items[0].begin, 5000u);
+    EXPECT_EQ(items[0].target_at_begin, at + 5000);
+    EXPECT_EQ(items[1].begin, 0u);
+    const Bytes came = content_of(*world_->store(0).show(writer).value());
+    EXPECT_TRUE(std::equal(content.begin(), content.end(), came.begin()));
+  }
 }
 
 TEST_P(TransportConformance, MoreItemsThanARequestHoldsArrive) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -42,9 +43,21 @@ class TransportWorld {
   /// The image as the fetching node sees it.
   virtual ImageRef seen(size_t node, const ImageRef& image) = 0;
   virtual Transport& transport() = 0;
+  /// Which memories a node has, one after another: the host's, or its devices' as well.
+  NodeMemory memory(size_t node, size_t number) {
+    const auto& devices = store(node).devices();
+    if (devices == nullptr) return {};
+    const auto memories = devices->memories();
+    number %= memories.size() + 1;
+    return number == 0 ? NodeMemory::host() : memories[number - 1];
+  }
 
+  /// In one memory of the node after the other.
   ImageRef publish(size_t node, const Bytes& bytes) {
-    ImageWriter writer = store(node).create(bytes.size()).value();
+    ImageWriter writer =
+        store(node)
+            .create(bytes.size(), ImageStore::TakeSpace::kNow, memory(node, published_++))
+            .value();
     EXPECT_TRUE(is_ok(writer.write(0, bytes)));
     return store(node).publish(std::move(writer)).value();
   }
@@ -52,6 +65,7 @@ class TransportWorld {
 
  private:
   std::string directory_;
+  std::atomic<size_t> published_ = 0;
 };
 
 /// One run of `bytes` from the start of an image.
