@@ -55,11 +55,6 @@ uint64_t ChecksumLedger::elements(uint32_t tensor) const {
 Executor::Executor(unsigned threads, std::unique_ptr<Transport> transport)
     : transport_(std::move(transport)), team_(threads) {}
 
-Result<> Executor::check_can_make(const ImageLayout& layout) {
-  if (layout.memory.is_host()) return ok();
-  return not_in_host_memory(layout.memory).with_context("an image cannot be made");
-}
-
 Result<std::vector<ImageRef>> Executor::materialise(
     ImageStore& images, const std::vector<Target>& targets, const SummedTensors& tensors,
     ChecksumLedger& ledger, std::atomic<uint64_t>& bytes_done, std::stop_token stop) {
@@ -69,9 +64,9 @@ Result<std::vector<ImageRef>> Executor::materialise(
   writers.reserve(targets.size());
   sums.reserve(targets.size());
   for (size_t i = 0; i < targets.size(); ++i) {
-    PTC_TRY(check_can_make(*targets[i].layout));
     PTC_TRY(auto image_sums, ImageSums::make(*targets[i].layout, tensors));
-    PTC_TRY(auto writer, images.create(targets[i].layout->bytes));
+    PTC_TRY(auto writer, images.create(targets[i].layout->bytes, ImageStore::TakeSpace::kNow,
+                                       targets[i].layout->memory));
     sums.push_back(std::move(image_sums));
     writers.push_back(std::move(writer));
     add_chunks(chunks, i, targets[i].layout->bytes);
@@ -126,6 +121,7 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
   std::vector<std::span<const std::byte>> bytes;
   std::vector<ImageSums> sums;
   std::vector<Chunk> chunks;
+  std::vector<size_t> on_device;
   for (size_t i = 0; i < images.size(); ++i) {
     std::span<const std::byte> mapped;  // stays empty of an image that is elsewhere
     if (images[i].image->has_host_bytes()) {
@@ -137,7 +133,11 @@ Result<> Executor::hash_images(const std::vector<StoredArrays>& images,
     PTC_TRY(auto image_sums, ImageSums::make(*images[i].layout, tensors));
     bytes.push_back(mapped);
     sums.push_back(std::move(image_sums));
-    add_chunks(chunks, i, images[i].layout->bytes);
+    if (images[i].image->device() == nullptr) add_chunks(chunks, i, images[i].layout->bytes);
+    else on_device.push_back(i);
+  }
+  for (const size_t i : on_device) {
+    PTC_TRY(sums[i].add_on_device(*images[i].image, stop));
   }
   PTC_TRY(team_.parallel_for(
       chunks.size(),

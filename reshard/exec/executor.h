@@ -72,9 +72,6 @@ class Executor {
  public:
   Executor(unsigned threads, std::unique_ptr<Transport> transport);
 
-  /// kInvalidArgument, by name: the image shall be in a memory in which none is made here.
-  static Result<> check_can_make(const ImageLayout& layout);
-
   Transport& transport() { return *transport_; }
   ThreadTeam& team() { return team_; }
 
@@ -85,8 +82,9 @@ class Executor {
   /// Writes the targets as new images, published in the order given. Each window is gathered into a
   /// buffer that stays in the cache, its arrays' checksums are added to `ledger` there, and it goes
   /// to its place past the caches: memory sees one read and one write a byte. `bytes_done` grows as
-  /// bytes are written. Errors: also check_can_make()'s. On an error or cancellation no image stays
-  /// behind. Peak memory: the images.
+  /// bytes are written. Errors: also those of ImageStore::create(). On an error or cancellation no
+  /// image stays behind. Peak memory: the images. What goes into a device's memory is gathered in
+  /// the host's all the same; fetch_images() does it without.
   Result<std::vector<ImageRef>> materialise(ImageStore& images, const std::vector<Target>& targets,
                                             const SummedTensors& tensors, ChecksumLedger& ledger,
                                             std::atomic<uint64_t>& bytes_done,
@@ -96,8 +94,8 @@ class Executor {
     const ImageLayout* layout;
     const Image* image;
   };
-  /// Reads every array of the images, wherever they lie, and adds the checksums of its pieces to
-  /// `ledger`.
+  /// Sums every array of the images, wherever they lie, and adds the checksums of its pieces to
+  /// `ledger`. Those in the memory of a device of this node are summed there.
   Result<> hash_images(const std::vector<StoredArrays>& images, const SummedTensors& tensors,
                        ChecksumLedger& ledger, std::stop_token stop);
 

@@ -13,6 +13,8 @@ namespace ptc {
 namespace {
 
 constexpr uint64_t kCopyBytes = 16 << 20;
+// One launch within a device, which takes less time than that of the host's.
+constexpr uint64_t kDeviceCopyBytes = 256 << 20;
 
 using Range = std::pair<uint64_t, uint64_t>;  // of bytes: begin and end
 
@@ -52,8 +54,8 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   std::vector<ImageRef> shown;                    // of which other nodes may want what has come
   std::unordered_map<uint32_t, size_t> position;  // of a target's number
   for (const FetchTarget& target : targets) {
-    PTC_TRY(Executor::check_can_make(*target.layout));
-    PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater));
+    PTC_TRY(auto writer, images.create(target.layout->bytes, ImageStore::TakeSpace::kLater,
+                                       target.layout->memory));
     writers.push_back(std::move(writer));
     for (const Literals::Piece& piece : target.layout->literals.pieces()) {
       PTC_TRY(writers.back().write(piece.offset, std::as_bytes(std::span(piece.bytes))));
@@ -73,7 +75,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   IncomingSums sums;
   RemoteFetch remote(transport, sources, bytes_done,
                      [&](std::span<const ImagePart> parts) { sums.came(parts); });
-  struct Copies {  // of about kCopyBytes
+  struct Copies {  // of about as many bytes as are copied at once
     std::vector<FetchItem> items;
     std::vector<ImagePart> parts;  // by item
     uint64_t bytes = 0;
@@ -82,13 +84,20 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   struct Within {
     ImagePart part;
     FetchItem item;
-    MemoryPointer source;  // another target
+    size_t source;  // number of another target
   };
   std::vector<Within> within;
   std::vector<std::vector<Range>> taken(targets.size());  // by transfers
   for (size_t t = 0; t < targets.size(); ++t) {
-    PTC_TRY(const auto host_bytes, writers[t].host_bytes());
-    PTC_TRY(sums.add(*targets[t].layout, host_bytes, tensors));
+    const bool in_host = memory[t].memory().is_host();
+    const uint64_t at_once = in_host ? kCopyBytes : kDeviceCopyBytes;
+    if (in_host) {
+      PTC_TRY(const auto host_bytes, writers[t].host_bytes());
+      PTC_TRY(sums.add(*targets[t].layout, host_bytes, tensors));
+    } else {
+      PTC_TRY(auto image, images.show(writers[t]));
+      PTC_TRY(sums.add_on_device(*targets[t].layout, std::move(image), tensors));
+    }
     for (const Transfer& transfer : targets[t].transfers) {
       const uint64_t begin = std::max(transfer.begin, transfer.copy.target_offset);
       const uint64_t end = std::min(transfer.end, transfer.copy.target_end());
@@ -103,7 +112,7 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
                             targets[t].number, transfer.source_image - sources.images.size());
         within.push_back({{t, begin, end},
                           item_of(transfer, nullptr, begin, end, memory[t], writers[t]),
-                          memory[from->second]});
+                          from->second});
         sums.expect({t, begin, end});
         continue;
       }
@@ -117,9 +126,9 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
         sums.expect({t, begin, end});
         continue;
       }
-      for (uint64_t at = begin; at < end; at += kCopyBytes) {
-        const uint64_t to = std::min(at + kCopyBytes, end);
-        if (local.empty() || local.back().bytes >= kCopyBytes) local.emplace_back();
+      for (uint64_t at = begin; at < end; at += at_once) {
+        const uint64_t to = std::min(at + at_once, end);
+        if (local.empty() || local.back().bytes >= at_once) local.emplace_back();
         local.back().items.push_back(
             item_of(transfer, source.get(), at, to, memory[t], writers[t]));
         local.back().parts.push_back({t, at, to});
@@ -154,11 +163,18 @@ Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executo
   }
   PTC_TRY(std::move(copied));
   if (fetched.has_error()) return std::move(fetched).error();
-  for (const Within& copy : within) {
-    PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));
-    PTC_TRY(std::byte* const source, copy.source.host());
-    PTC_TRY(std::byte* const target, copy.item.target_at_begin.host());
-    run_strided_copy(copy.item.copy, source, copy.item.begin, copy.item.end, target);
+  for (Within& copy : within) {
+    const MemoryPointer from = memory[copy.source];
+    if (from.memory().is_host() && copy.item.target_at_begin.memory().is_host()) {
+      PTC_TRY(copy.item.writer->take_space(copy.item.begin, copy.item.end));
+      PTC_TRY(std::byte* const source, from.host());
+      PTC_TRY(std::byte* const target, copy.item.target_at_begin.host());
+      run_strided_copy(copy.item.copy, source, copy.item.begin, copy.item.end, target);
+    } else {
+      PTC_TRY(const ImageRef source, images.show(writers[copy.source]));
+      copy.item.source = source.get();
+      PTC_TRY(transport.fetch(std::span(&copy.item, 1), stop));
+    }
     sums.came(std::span(&copy.part, 1));
   }
   for (size_t t = 0; t < targets.size(); ++t) {

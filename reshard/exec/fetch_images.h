@@ -48,8 +48,9 @@ struct FetchSources {
 /// new images, from some nodes at a time, and from what others relay (remote_fetch.h); meanwhile
 /// what is whole is hashed (incoming_sums.h). Last, what one target has of another, or elsewhere of
 /// its own, is copied. A node that fails is replaced by another holder, one that relays by the
-/// source, and what arrived is not sent again. `bytes_done` grows by the bytes written. Errors:
-/// also Executor::check_can_make()'s. On an error no image stays behind.
+/// source, and what arrived is not sent again. `bytes_done` grows by the bytes written. An image
+/// for a device's memory is filled there by the executor's transport, and summed there once it is
+/// whole. Errors: also those of ImageStore::create(). On an error no image stays behind.
 Result<std::vector<ImageRef>> fetch_images(ImageStore& images, Executor& executor,
                                            const std::vector<FetchTarget>& targets,
                                            const FetchSources& sources,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "reshard/exec/executor.h"
@@ -26,6 +27,10 @@ class ImageSums {
   /// time; each byte of the image once.
   void add(uint64_t offset, std::span<const std::byte> window);
 
+  /// Adds all of an image in the memory of a device of this node, summed there; what has very short
+  /// runs is read, some MiB at a time.
+  Result<> add_on_device(const Image& image, std::stop_token stop);
+
   /// Adds each piece's sum to the ledger, once all of the image has been added.
   Result<> give_to(ChecksumLedger& ledger) const;
 
@@ -46,6 +51,8 @@ class ImageSums {
 
   /// Whether that, padding, is zero in all of an image. Cost: where there is any, each byte twice.
   bool padding_is_zero(std::span<const std::byte> image) const;
+  /// The same of one in the memory of a device of this node, which sums it.
+  Result<bool> padding_is_zero_on_device(const Image& image) const;
 
  private:
   struct PieceSum {
@@ -74,6 +81,8 @@ class ImageSums {
       return *this;
     }
   };
+  static void add_to(PieceSum& piece, const Checksum& sum);
+
   std::vector<PieceSum> pieces_;  // by target offset
   Literals literals_;
   bool padded_ = false;

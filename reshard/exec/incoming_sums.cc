@@ -27,7 +27,15 @@ Result<> IncomingSums::add(const ImageLayout& layout, std::span<const std::byte>
   return ok();
 }
 
+Result<> IncomingSums::add_on_device(const ImageLayout& layout, ImageRef image,
+                                     const SummedTensors& tensors) {
+  PTC_TRY(auto sums, ImageSums::make(layout, tensors));
+  images_.push_back({std::move(sums), {}, {}, std::move(image)});
+  return ok();
+}
+
 void IncomingSums::expect(const ImagePart& part) {
+  if (images_[part.image].on_device != nullptr) return;
   for_each_chunk(part.begin, part.end,
                  [&](uint64_t chunk) { ++images_[part.image].expected[chunk]; });
 }
@@ -47,10 +55,12 @@ void IncomingSums::start() {
 void IncomingSums::came(std::span<const ImagePart> parts) {
   MutexLock lock(mutex_);
   std::vector<Chunk> whole;
-  for (const ImagePart& part : parts)
+  for (const ImagePart& part : parts) {
+    if (images_[part.image].on_device != nullptr) continue;
     for_each_chunk(part.begin, part.end, [&](uint64_t chunk) {
       if (--images_[part.image].expected[chunk] == 0) whole.push_back({part.image, chunk});
     });
+  }
   whole_.insert(whole_.end(), whole.begin(), whole.end());
   if (!whole.empty()) more_.notify_one();
 }
@@ -92,7 +102,10 @@ Result<> IncomingSums::finish(ThreadTeam& team, ChecksumLedger& ledger, std::sto
         return ok();
       },
       stop));
-  for (const ImageChunks& image : images_) {
+  for (ImageChunks& image : images_) {
+    if (image.on_device != nullptr) {
+      PTC_TRY(image.sums.add_on_device(*image.on_device, stop));
+    }
     PTC_TRY(image.sums.give_to(ledger));
   }
   return ok();

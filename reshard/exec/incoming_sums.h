@@ -33,6 +33,8 @@ class IncomingSums {
   /// hashed is taken out of the process's memory; who touches it again gets it from the file.
   Result<> add(const ImageLayout& layout, std::span<const std::byte> memory,
                const SummedTensors& tensors);
+  /// Of an image in the memory of a device of this node: it is summed there, by finish().
+  Result<> add_on_device(const ImageLayout& layout, ImageRef image, const SummedTensors& tensors);
   /// Something will be written into bytes [begin, end) of the image.
   void expect(const ImagePart& part);
   void start();
@@ -46,6 +48,7 @@ class IncomingSums {
     ImageSums sums;
     std::span<const std::byte> memory;
     std::vector<uint32_t> expected;  // by chunk
+    ImageRef on_device = nullptr;    // then it has no chunks
   };
   struct Chunk {
     size_t image, number;

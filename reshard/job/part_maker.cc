@@ -171,7 +171,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
   std::vector<uint32_t> numbers;
   std::vector<SharedVector<Transfer>> transfers;  // of each of them
   std::vector<Executor::StoredArrays> kept;
-  bool all_here = true;
+  bool all_here = true;  // and goes into the host's memory
   for (uint32_t i = 0; i < change.targets.size(); ++i) {
     if (change.nodes[change.targets[i].layout.node] != self) continue;
     const ImagePlan& image = change.transfers.images[i];
@@ -181,6 +181,7 @@ Result<PlanPart> PartMaker::make(const PlanName& plan_name, const Checkpoint& ch
     }
     numbers.push_back(i);
     PTC_TRY(transfers.emplace_back(), change.transfers.transfers_of(i));
+    all_here = all_here && change.targets[i].layout.memory.is_host();
     for (const Transfer& transfer : transfers.back())
       all_here = all_here && transfer.source_image < sources.size() &&
                  sources[transfer.source_image]->is_here();

@@ -24,22 +24,45 @@ namespace ptc {
 namespace {
 
 /// What no tensor's checksum covers. Empty: nothing is wrong.
-std::string problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
-                                   std::span<const std::byte> bytes, const Checksum* padding) {
-  if (bytes.size() != layout.bytes) return "it does not have all of its bytes";
-  for (const Literals::Piece& piece : layout.literals.pieces())
-    if (!std::ranges::equal(bytes.subspan(piece.offset, piece.bytes.size()),
-                            std::as_bytes(std::span(piece.bytes))))
+Result<std::string> problem_beside_tensors(const ImageLayout& layout, const ImageSums& sums,
+                                           const Image& image, const Checksum* padding) {
+  if (image.bytes() != layout.bytes) return "it does not have all of its bytes";
+  for (const Literals::Piece& piece : layout.literals.pieces()) {
+    std::vector<std::byte> held(piece.bytes.size());
+    PTC_TRY(image.read(piece.offset, held));
+    if (!std::ranges::equal(held, std::as_bytes(std::span(piece.bytes))))
       return piece.offset == 0 ? "its header is not what it was"
                                : "what is between its tensors is not what it was";
-  const bool zero = padding != nullptr ? *padding == Checksum() : sums.padding_is_zero(bytes);
+  }
+  bool zero = false;
+  if (padding != nullptr) {
+    zero = *padding == Checksum();
+  } else if (image.device() != nullptr) {
+    PTC_TRY(zero, sums.padding_is_zero_on_device(image));
+  } else {
+    PTC_TRY(const auto bytes, image.host_bytes());
+    zero = sums.padding_is_zero(bytes);
+  }
   return zero ? "" : "its padding is not zero any more";
+}
+
+/// Of all bytes of one that is here.
+Result<Checksum> checksum_of(const Image& image) {
+  PTC_TRY(const ConstMemoryPointer begin, image.map());
+  if (image.device() == nullptr) {
+    PTC_TRY(const auto bytes, image.host_bytes());
+    return checksum_of_run(bytes, 0);
+  }
+  Checksum sum;
+  const DeviceRun all{begin, image.bytes(), 0, 0};
+  PTC_TRY(image.device()->devices->add_checksums(begin.memory(), {&all, 1}, {&sum, 1}));
+  return sum;
 }
 
 /// An image, by this thread alone and as slowly as `pace` asks. kBusy: it was moved or removed; who
 /// reads it all the same keeps its memory for as long.
 Result<> read_slowly(const Checkpoint& checkpoint, const StoredState& stored, uint32_t number,
-                     std::span<const std::byte> bytes, Pace& pace,
+                     const Image& image, Pace& pace,
                      const std::function<void(uint64_t, std::span<const std::byte>)>& take) {
   const auto is_stored = [&] {
     const std::shared_ptr<const StoredState> now = checkpoint.stored();
@@ -48,10 +71,23 @@ Result<> read_slowly(const Checkpoint& checkpoint, const StoredState& stored, ui
              return image.id == stored.images[number].id && image.image != nullptr;
            });
   };
-  for (uint64_t at = 0; at < bytes.size(); at += Pace::kWindowBytes) {
+  const bool in_host = image.has_host_bytes();
+  std::span<const std::byte> bytes;
+  if (in_host) {
+    PTC_TRY(bytes, image.host_bytes());
+  }
+  std::vector<std::byte> buffer;
+  for (uint64_t at = 0; at < image.bytes(); at += Pace::kWindowBytes) {
     if (!is_stored()) return make_error(Code::kBusy, "it is moved or removed just now");
-    const auto window = bytes.subspan(at, std::min(Pace::kWindowBytes, bytes.size() - at));
-    PTC_TRY(pace.read(window.size(), [&] { take(at, window); }));
+    const uint64_t count = std::min(Pace::kWindowBytes, image.bytes() - at);
+    Result<> read = ok();
+    PTC_TRY(pace.read(count, [&] {
+      if (in_host) return take(at, bytes.subspan(at, count));
+      buffer.resize(count);
+      read = image.read(at, buffer);
+      if (read.has_value()) take(at, buffer);
+    }));
+    PTC_TRY(std::move(read));
   }
   return ok();
 }
@@ -120,15 +156,16 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
   ImageContent content{number};
   auto read = [&]() -> Result<> {
     if (image.image == nullptr) return make_error(Code::kCorrupt, "its file is gone or cut short");
-    PTC_TRY(auto bytes, image.image->host_bytes());
+    const Image& held = *image.image;
+    PTC_TRY(held.map());  // it is whole
     if (image.written >= 0 && !manifest.files[image.written].has_tensors) {
       if (pace != nullptr) {
         content.whole.emplace();
-        PTC_TRY(read_slowly(
-            checkpoint, stored, number, bytes, *pace,
-            [&](uint64_t at, auto window) { *content.whole += checksum_of_run(window, at); }));
+        PTC_TRY(read_slowly(checkpoint, stored, number, held, *pace, [&](uint64_t at, auto window) {
+          *content.whole += checksum_of_run(window, at);
+        }));
       } else {
-        content.whole = checksum_of_run(bytes, 0);
+        PTC_TRY(content.whole, checksum_of(held));
       }
       return ok();
     }
@@ -136,7 +173,7 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
     ChecksumLedger ledger;
     Checksum padding;
     if (pace != nullptr) {
-      PTC_TRY(read_slowly(checkpoint, stored, number, bytes, *pace, [&](uint64_t at, auto window) {
+      PTC_TRY(read_slowly(checkpoint, stored, number, held, *pace, [&](uint64_t at, auto window) {
         sums.add(at, window);
         padding += sums.beside(at, window);
       }));
@@ -148,8 +185,8 @@ Result<ImageContent> Verifier::read_image(const Checkpoint& checkpoint, const St
     ledger.for_each([&](uint32_t tensor, const Box& box, const Checksum& sum) {
       content.sums.push_back({tensor, box, sum});
     });
-    content.problem =
-        problem_beside_tensors(described, sums, bytes, pace != nullptr ? &padding : nullptr);
+    PTC_TRY(content.problem,
+            problem_beside_tensors(described, sums, held, pace != nullptr ? &padding : nullptr));
     return ok();
   };
   if (Result<> done = read(); done.has_error()) {

@@ -130,6 +130,19 @@ Result<std::span<const std::byte>> Image::host_bytes() const {
   return std::span(begin, bytes_);
 }
 
+Result<> Image::read(uint64_t offset, std::span<std::byte> out) const {
+  PTC_TRY(const ConstMemoryPointer mapped, map());
+  PTC_CHECK(offset <= bytes_ && out.size() <= bytes_ - offset);
+  if (device_ != nullptr) {
+    StridedCopy copy;
+    copy.run_bytes = bytes_;
+    return device_->devices->read(mapped, copy, offset, offset + out.size(), out.data());
+  }
+  PTC_TRY(const std::byte* const begin, mapped.host());
+  std::copy_n(begin + offset, out.size(), out.begin());
+  return ok();
+}
+
 Result<ImageMender> ImageMender::open(const Image& image) {
   // By its descriptor: it may have no name any more. An image is nobody's to write, its owner's
   // neither.

@@ -69,6 +69,8 @@ class Image {
   Result<ConstMemoryPointer> map() const;
   /// The same for the processor, which reads the host's memory alone.
   Result<std::span<const std::byte>> host_bytes() const;
+  /// Bytes from `offset` on, all of them the image's, of one that is here, in whichever memory.
+  Result<> read(uint64_t offset, std::span<std::byte> out) const;
   /// nullptr: its bytes are not in the memory of a device of this node. They outlive the image for
   /// who holds this.
   const std::shared_ptr<const DeviceBytes>& device() const { return device_; }
