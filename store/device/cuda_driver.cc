@@ -35,6 +35,7 @@ Result<CudaDriver> load_driver() {
   find(driver.cuStreamCreate, "cuStreamCreate");
   find(driver.cuStreamDestroy, "cuStreamDestroy_v2");
   find(driver.cuStreamSynchronize, "cuStreamSynchronize");
+  find(driver.cuStreamQuery, "cuStreamQuery");
   find(driver.cuModuleLoadData, "cuModuleLoadData");
   find(driver.cuModuleUnload, "cuModuleUnload");
   find(driver.cuModuleGetFunction, "cuModuleGetFunction");

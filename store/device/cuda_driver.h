@@ -20,7 +20,7 @@ struct CudaDriver {
   using Stream = void*;
   using Address = unsigned long long;  // of the device's or of registered memory
 
-  static constexpr Result kOutOfMemory = 2, kAlreadyRegistered = 712;
+  static constexpr Result kOutOfMemory = 2, kNotReady = 600, kAlreadyRegistered = 712;
   static constexpr unsigned kNonBlocking = 1;  // of streams
   static constexpr unsigned kPortable = 1;     // of registered memory: for all contexts
 
@@ -43,6 +43,7 @@ struct CudaDriver {
   Result (*cuStreamCreate)(Stream* stream, unsigned flags);
   Result (*cuStreamDestroy)(Stream stream);
   Result (*cuStreamSynchronize)(Stream stream);
+  Result (*cuStreamQuery)(Stream stream);
   Result (*cuModuleLoadData)(Module* module, const void* image);
   Result (*cuModuleUnload)(Module module);
   Result (*cuModuleGetFunction)(Function* function, Module module, const char* name);

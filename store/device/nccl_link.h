@@ -1,0 +1,20 @@
+// Links by NVIDIA's NCCL: over NVLink, InfiniBand, RoCE or sockets, whichever it finds to be best.
+//
+// A link is a communicator of two ranks, and not a part of one of all nodes. So a node that dies
+// breaks its own links alone, and a pair needs no order that all nodes agree on: bytes are asked
+// for by who needs them. It costs each pair memory of its own, so few are kept.
+#pragma once
+
+#include <memory>
+
+#include "store/base/error.h"
+#include "store/device/device_link.h"
+
+namespace ptc {
+
+/// For devices of open_cuda_device(). NCCL reads its own variables (NCCL_SOCKET_IFNAME,
+/// NCCL_IB_HCA, NCCL_MULTI_RANK_GPU_ENABLE …) from the environment. kUnavailable: neither NCCL nor
+/// the driver is here, or one is too old; says what to do.
+Result<std::unique_ptr<DeviceLinkMaker>> make_nccl_links();
+
+}  // namespace ptc
