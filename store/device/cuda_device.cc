@@ -4,9 +4,11 @@
 #include <array>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "store/base/mutex.h"
 #include "store/base/size_text.h"
 #include "store/device/cuda_driver.h"
 #include "store/device/launch.h"
@@ -99,9 +101,12 @@ class CudaDevice final : public Device {
     PTC_TRY(
         check(driver_.cuDeviceGetName(name.data(), name.size() - 1, device_), "cuDeviceGetName"));
     name_ = name.data();
-    constexpr int kProcessors = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-    PTC_TRY(check(driver_.cuDeviceGetAttribute(&processors_, kProcessors, device_),
+    PTC_TRY(check(driver_.cuDeviceGetAttribute(&processors_, CudaDriver::kProcessors, device_),
                   "cuDeviceGetAttribute"));
+    CudaDriver::Uuid uuid = {};
+    PTC_TRY(check(driver_.cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid"));
+    std::copy_n(uuid.bytes, id_.size(), id_.begin());
+    find_kind();
     PTC_TRY(
         check(driver_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
     PTC_TRY(enter());
@@ -135,15 +140,37 @@ class CudaDevice final : public Device {
   Result<DeviceMemory> allocate(uint64_t bytes) override {
     PTC_TRY(enter());
     CudaDriver::Address address = 0;
-    const CudaDriver::Result result = driver_.cuMemAlloc(&address, std::max<uint64_t>(bytes, 1));
+    const CudaDriver::Result result =
+        granularity_ > 0 ? allocate_shareable(bytes, address)
+                         : driver_.cuMemAlloc(&address, std::max<uint64_t>(bytes, 1));
     if (result == CudaDriver::kOutOfMemory) {
       PTC_TRY(const Room now, room());
       return make_error(Code::kNoSpace, "{} has {} of {} left, and {} are wanted",
                         memory().to_string(), format_size(now.free), format_size(now.bytes),
                         format_size(bytes));
     }
-    PTC_TRY(driver_.check(result, "cuMemAlloc"));
+    PTC_TRY(driver_.check(result, "allocating memory"));
     return DeviceMemory(this, MemoryPointer(memory(), address), bytes);
+  }
+
+  const Id& id() const override { return id_; }
+
+  Result<Shared> share(MemoryPointer begin) override {
+    PTC_TRY(enter());
+    Allocated found = {};
+    {
+      MutexLock lock(mutex_);
+      const auto it = allocated_.find(begin.address());
+      if (it != allocated_.end()) found = it->second;
+    }
+    if (begin.memory() != memory() || found.bytes == 0)
+      return make_error(Code::kUnavailable, "memory of {} that other processes do not get",
+                        memory().to_string());
+    int descriptor = -1;
+    PTC_TRY(driver_.check(driver_.cuMemExportToShareableHandle(&descriptor, found.allocation,
+                                                               CudaDriver::kFileDescriptor, 0),
+                          "cuMemExportToShareableHandle"));
+    return Shared{UniqueFd(descriptor), found.bytes};
   }
 
   Result<RegisteredMemory> register_host(std::span<std::byte> bytes) override {
@@ -167,8 +194,69 @@ class CudaDevice final : public Device {
   }
 
  private:
+  /// What is mapped at an address by this process, and may be by others.
+  struct Allocated {
+    CudaDriver::Allocation allocation = 0;
+    uint64_t bytes = 0;
+  };
+
+  /// Sets granularity_, where memory can be shared.
+  void find_kind() {
+    const auto has = [this](int attribute) {
+      int value = 0;
+      return driver_.cuDeviceGetAttribute(&value, attribute, device_) == 0 && value != 0;
+    };
+    if (!has(CudaDriver::kManagesAddresses) || !has(CudaDriver::kSharesByDescriptor)) return;
+    kind_.location.device = device_;
+    kind_.for_rdma = has(CudaDriver::kRdmaOfAllocations) ? 1 : 0;
+    size_t bytes = 0;
+    constexpr int kMinimum = 0;
+    if (driver_.cuMemGetAllocationGranularity(&bytes, &kind_, kMinimum) == 0) granularity_ = bytes;
+  }
+
+  CudaDriver::Result allocate_shareable(uint64_t wanted, CudaDriver::Address& address) {
+    const uint64_t bytes =
+        (std::max<uint64_t>(wanted, 1) + granularity_ - 1) / granularity_ * granularity_;
+    CudaDriver::Allocation allocation = 0;
+    CudaDriver::Result result = driver_.cuMemCreate(&allocation, bytes, &kind_, 0);
+    if (result != 0) return result;
+    result = driver_.cuMemAddressReserve(&address, bytes, 0, 0, 0);
+    if (result == 0) {
+      result = driver_.cuMemMap(address, bytes, 0, allocation, 0);
+      if (result == 0) {
+        const CudaDriver::Access access{kind_.location};
+        result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+        if (result != 0) driver_.cuMemUnmap(address, bytes);
+      }
+      if (result != 0) driver_.cuMemAddressFree(address, bytes);
+    }
+    if (result != 0) {
+      driver_.cuMemRelease(allocation);
+      return result;
+    }
+    MutexLock lock(mutex_);
+    allocated_[address] = {allocation, bytes};
+    return 0;
+  }
+
   void give_back(MemoryPointer begin) override {
-    if (enter()) driver_.cuMemFree(begin.address());
+    if (!enter()) return;
+    Allocated found = {};
+    {
+      MutexLock lock(mutex_);
+      const auto it = allocated_.find(begin.address());
+      if (it != allocated_.end()) {
+        found = it->second;
+        allocated_.erase(it);
+      }
+    }
+    if (found.bytes == 0) {
+      driver_.cuMemFree(begin.address());
+      return;
+    }
+    driver_.cuMemUnmap(begin.address(), found.bytes);
+    driver_.cuMemAddressFree(begin.address(), found.bytes);
+    driver_.cuMemRelease(found.allocation);
   }
   void end_registration(std::byte* begin) override {
     if (enter()) driver_.cuMemHostUnregister(begin);
@@ -182,6 +270,11 @@ class CudaDevice final : public Device {
   CudaDriver::Function copy_ = nullptr, sum_ = nullptr;
   int processors_ = 0;
   std::string name_;
+  Id id_ = {};
+  CudaDriver::AllocationKind kind_;
+  uint64_t granularity_ = 0;  // of memory that is shared; 0: none is
+  Mutex mutex_;
+  std::unordered_map<uintptr_t, Allocated> allocated_ PTC_GUARDED_BY(mutex_);
 };
 
 CudaStream::~CudaStream() {

@@ -28,6 +28,16 @@ Result<CudaDriver> load_driver() {
   find(driver.cuMemGetInfo, "cuMemGetInfo_v2");
   find(driver.cuMemAlloc, "cuMemAlloc_v2");
   find(driver.cuMemFree, "cuMemFree_v2");
+  find(driver.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
+  find(driver.cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity");
+  find(driver.cuMemCreate, "cuMemCreate");
+  find(driver.cuMemRelease, "cuMemRelease");
+  find(driver.cuMemExportToShareableHandle, "cuMemExportToShareableHandle");
+  find(driver.cuMemAddressReserve, "cuMemAddressReserve");
+  find(driver.cuMemAddressFree, "cuMemAddressFree");
+  find(driver.cuMemMap, "cuMemMap");
+  find(driver.cuMemUnmap, "cuMemUnmap");
+  find(driver.cuMemSetAccess, "cuMemSetAccess");
   find(driver.cuMemHostRegister, "cuMemHostRegister_v2");
   find(driver.cuMemHostUnregister, "cuMemHostUnregister");
   find(driver.cuMemcpyAsync, "cuMemcpyAsync");

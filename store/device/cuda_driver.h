@@ -18,11 +18,37 @@ struct CudaDriver {
   using Module = void*;
   using Function = void*;
   using Stream = void*;
-  using Address = unsigned long long;  // of the device's or of registered memory
+  using Address = unsigned long long;     // of the device's or of registered memory
+  using Allocation = unsigned long long;  // memory, whether it has an address or not
+  struct Location {
+    int type = 1;  // a device
+    int device = 0;
+  };
+  struct AllocationKind {
+    int type = 1;     // pinned: where it is said to be
+    int handles = 1;  // file descriptors
+    Location location;
+    void* unused = nullptr;
+    unsigned char compression = 0, for_rdma = 0;
+    unsigned short usage = 0;
+    unsigned char reserved[4] = {};
+  };
+  static_assert(sizeof(AllocationKind) == 32);
+  struct Access {
+    Location location;
+    int flags = 3;  // reading and writing
+  };
+  struct Uuid {
+    std::byte bytes[16];
+  };
 
   static constexpr Result kOutOfMemory = 2, kNotReady = 600, kAlreadyRegistered = 712;
   static constexpr unsigned kNonBlocking = 1;  // of streams
   static constexpr unsigned kPortable = 1;     // of registered memory: for all contexts
+  static constexpr int kFileDescriptor = 1;    // of handles
+  // Attributes of devices.
+  static constexpr int kProcessors = 16, kManagesAddresses = 102, kSharesByDescriptor = 103,
+                       kRdmaOfAllocations = 110;
 
   Result (*cuInit)(unsigned flags);
   Result (*cuDriverGetVersion)(int* version);
@@ -36,6 +62,20 @@ struct CudaDriver {
   Result (*cuMemGetInfo)(size_t* free, size_t* total);
   Result (*cuMemAlloc)(Address* address, size_t bytes);
   Result (*cuMemFree)(Address address);
+  Result (*cuDeviceGetUuid)(Uuid* uuid, Device device);
+  Result (*cuMemGetAllocationGranularity)(size_t* bytes, const AllocationKind* kind, int option);
+  Result (*cuMemCreate)(Allocation* allocation, size_t bytes, const AllocationKind* kind,
+                        unsigned long long flags);
+  Result (*cuMemRelease)(Allocation allocation);
+  Result (*cuMemExportToShareableHandle)(void* handle, Allocation allocation, int type,
+                                         unsigned long long flags);
+  Result (*cuMemAddressReserve)(Address* begin, size_t bytes, size_t alignment, Address wanted,
+                                unsigned long long flags);
+  Result (*cuMemAddressFree)(Address begin, size_t bytes);
+  Result (*cuMemMap)(Address begin, size_t bytes, size_t offset, Allocation allocation,
+                     unsigned long long flags);
+  Result (*cuMemUnmap)(Address begin, size_t bytes);
+  Result (*cuMemSetAccess)(Address begin, size_t bytes, const Access* access, size_t count);
   Result (*cuMemHostRegister)(void* begin, size_t bytes, unsigned flags);
   Result (*cuMemHostUnregister)(void* begin);
   Result (*cuMemcpyAsync)(Address target, Address source, size_t bytes, Stream stream);

@@ -5,6 +5,7 @@
 // host's memory. Both pass tests/store/device_conformance.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "store/base/error.h"
+#include "store/base/file.h"
 #include "store/base/memory_place.h"
 #include "store/tensor/checksum.h"
 #include "store/tensor/strided_copy.h"
@@ -125,6 +127,17 @@ class Device {
   /// all the same, and slower. kBusy: some of it is registered already.
   virtual Result<RegisteredMemory> register_host(std::span<std::byte> bytes) = 0;
   virtual Result<std::unique_ptr<DeviceStream>> stream() = 0;
+
+  /// Which device it is for all processes of the machine, whatever numbers they give it.
+  using Id = std::array<std::byte, 16>;
+  virtual const Id& id() const = 0;
+  /// What another process maps the very memory by, which then lasts until both have let go.
+  struct Shared {
+    UniqueFd descriptor;
+    uint64_t bytes = 0;  // that are mapped; as many as the memory has, or more
+  };
+  /// kUnavailable: this device, or this memory of it, is not shared.
+  virtual Result<Shared> share(MemoryPointer begin) = 0;
 
  private:
   friend class DeviceMemory;

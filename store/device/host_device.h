@@ -34,6 +34,10 @@ class HostDevice final : public Device {
   Result<DeviceMemory> allocate(uint64_t bytes) override;
   Result<RegisteredMemory> register_host(std::span<std::byte> bytes) override;
   Result<std::unique_ptr<DeviceStream>> stream() override;
+  const Id& id() const override { return id_; }
+  Result<Shared> share(MemoryPointer) override {
+    return make_error(Code::kUnavailable, "{} is in the host's memory, and not shared", name_);
+  }
 
  private:
   friend class HostStream;
@@ -48,6 +52,7 @@ class HostDevice final : public Device {
 
   const NodeMemory memory_;
   const std::string name_;
+  const Id id_ = {};
   const Options options_;
   mutable Mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_ PTC_GUARDED_BY(mutex_);  // by address

@@ -7,7 +7,10 @@
 //   PTC_STAND_IN_BYTES=…      memory of each (1 GiB)
 //   PTC_STAND_IN_REFUSES=register,read_only,…   what it cannot do
 //   PTC_STAND_IN_LEFT=FILE    at the end of the process: what was not given back is written there
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -43,6 +46,18 @@ struct Driver {
   std::map<uintptr_t, size_t> allocated, pinned;  // by address
   std::map<uintptr_t, Range> registered;
   std::set<Queue*> queues;
+  struct Created {
+    size_t bytes;
+    bool own;  // else another process has it
+    int uses;
+  };
+  struct Mapped {
+    size_t bytes;
+    int memory;
+  };
+  std::map<int, Created> created;        // by memfd
+  std::map<uintptr_t, size_t> reserved;  // by address, as the next
+  std::map<uintptr_t, Mapped> mapped;
   size_t taken = 0, most_registered = 0, copied_unpinned = 0;
   bool begun = false;
 
@@ -53,12 +68,22 @@ struct Driver {
       std::fprintf(file,
                    "{\"allocated\": %zu, \"pinned\": %zu, \"registered\": %zu, \"queues\": %zu, "
                    "\"most_registered\": %zu, \"copied_unpinned\": %zu}\n",
-                   allocated.size(), pinned.size(), registered.size(), queues.size(),
-                   most_registered, copied_unpinned);
+                   allocated.size() + created.size() + reserved.size(), pinned.size(),
+                   registered.size(), queues.size(), most_registered, copied_unpinned);
       std::fclose(file);
     }
   }
 
+  /// With the mutex.
+  int let_go(int memory) {
+    const auto found = created.find(memory);
+    if (found == created.end()) return kInvalidValue;
+    if (--found->second.uses > 0) return 0;
+    if (found->second.own) taken -= found->second.bytes;
+    ::close(memory);
+    created.erase(found);
+    return 0;
+  }
   static size_t number(const char* name, size_t otherwise) {
     const char* said = std::getenv(name);
     return said != nullptr ? std::strtoull(said, nullptr, 10) : otherwise;
@@ -138,7 +163,8 @@ int cuDeviceGetName(char* name, int bytes, int) {
   return 0;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 16 ? 2 : attribute == 113 ? !Driver::refuses("read_only") : 0;
+  const bool shares = (attribute == 102 || attribute == 103) && !Driver::refuses("share");
+  *value = attribute == 16 ? 2 : attribute == 113 ? !Driver::refuses("read_only") : shares;
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void** context, int device) {
@@ -195,6 +221,95 @@ int cuMemFree_v2(Address address) {
   driver().taken -= found->second;
   driver().allocated.erase(found);
   return 0;
+}
+int cuDeviceGetUuid_v2(void* uuid, int device) {
+  std::memset(uuid, 0x50 + device, 16);
+  return 0;
+}
+int cuMemGetAllocationGranularity(size_t* bytes, const void*, int) {
+  *bytes = size_t{2} << 20;
+  return 0;
+}
+// An allocation is a memfd, and its number one more.
+int cuMemCreate(unsigned long long* allocation, size_t bytes, const void*, unsigned long long) {
+  size_t free = 0, total = 0;
+  if (const int error = cuMemGetInfo_v2(&free, &total)) return error;
+  if (bytes > free) return kOutOfMemory;
+  const int memory = ::memfd_create("stand-in", MFD_CLOEXEC);
+  if (memory < 0 || ::ftruncate(memory, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  const std::lock_guard lock(driver().mutex);
+  driver().taken += bytes;
+  driver().created[memory] = {bytes, true, 1};
+  *allocation = static_cast<unsigned long long>(memory) + 1;
+  return 0;
+}
+int cuMemImportFromShareableHandle(unsigned long long* allocation, void* handle, int type) {
+  const int memory =
+      ::fcntl(static_cast<int>(reinterpret_cast<intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+  struct stat stat = {};
+  if (type != 1 || memory < 0 || ::fstat(memory, &stat) != 0) return kInvalidValue;
+  const std::lock_guard lock(driver().mutex);
+  driver().created[memory] = {static_cast<size_t>(stat.st_size), false, 1};
+  *allocation = static_cast<unsigned long long>(memory) + 1;
+  return 0;
+}
+int cuMemExportToShareableHandle(void* handle, unsigned long long allocation, int type,
+                                 unsigned long long) {
+  const int memory = ::fcntl(static_cast<int>(allocation) - 1, F_DUPFD_CLOEXEC, 0);
+  if (type != 1 || memory < 0) return kInvalidValue;
+  std::memcpy(handle, &memory, sizeof memory);
+  return 0;
+}
+int cuMemRelease(unsigned long long allocation) {
+  const std::lock_guard lock(driver().mutex);
+  return driver().let_go(static_cast<int>(allocation) - 1);
+}
+int cuMemAddressReserve(Address* begin, size_t bytes, size_t, Address, unsigned long long) {
+  void* place =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (place == MAP_FAILED) return kOutOfMemory;
+  const std::lock_guard lock(driver().mutex);
+  driver().reserved[reinterpret_cast<uintptr_t>(place)] = bytes;
+  *begin = reinterpret_cast<uintptr_t>(place);
+  return 0;
+}
+int cuMemAddressFree(Address begin, size_t bytes) {
+  const std::lock_guard lock(driver().mutex);
+  if (driver().reserved.erase(begin) == 0) return kInvalidValue;
+  ::munmap(reinterpret_cast<void*>(begin), bytes);
+  return 0;
+}
+int cuMemMap(Address begin, size_t bytes, size_t offset, unsigned long long allocation,
+             unsigned long long) {
+  const std::lock_guard lock(driver().mutex);
+  const int memory = static_cast<int>(allocation) - 1;
+  const auto created = driver().created.find(memory);
+  if (created == driver().created.end() || offset + bytes > created->second.bytes ||
+      !Driver::lies_in(driver().reserved, begin, bytes))
+    return kInvalidValue;
+  if (::mmap(reinterpret_cast<void*>(begin), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory,
+             static_cast<off_t>(offset)) == MAP_FAILED)
+    return kInvalidValue;
+  ++created->second.uses;
+  driver().mapped[begin] = {bytes, memory};
+  driver().allocated[begin] = bytes;
+  return 0;
+}
+int cuMemSetAccess(Address begin, size_t bytes, const int* access, size_t) {
+  const int rights = access[2] == 3 ? PROT_READ | PROT_WRITE : access[2] == 1 ? PROT_READ : 0;
+  return ::mprotect(reinterpret_cast<void*>(begin), bytes, rights) == 0 ? 0 : kInvalidValue;
+}
+int cuMemUnmap(Address begin, size_t bytes) {
+  const std::lock_guard lock(driver().mutex);
+  const auto found = driver().mapped.find(begin);
+  if (found == driver().mapped.end() || found->second.bytes != bytes) return kInvalidValue;
+  for (Queue* queue : driver().queues) do_all(*queue);
+  ::mmap(reinterpret_cast<void*>(begin), bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  const int memory = found->second.memory;
+  driver().mapped.erase(found);
+  driver().allocated.erase(begin);
+  return driver().let_go(memory);
 }
 int cuMemHostAlloc(void** begin, size_t bytes, unsigned) {
   if (current < 0) return kInvalidContext;
@@ -289,6 +404,7 @@ int cuStreamSynchronize(void* stream) {
   do_all(queue_of(stream));
   return 0;
 }
+int cuStreamQuery(void* stream) { return cuStreamSynchronize(stream); }
 int cuModuleLoadData(void** module, const void*) {
   *module = &default_queue;
   return 0;
