@@ -487,7 +487,7 @@ int run(Options& options, Kept* kept, Ready ready) {
 
   Tree tree(options.cache_bytes.value_or(memory_of_machine() / 8));
   if (kept != nullptr) tree.set_live_state(kept->state.get());
-  tree.page_files().set_socket(pages_socket(options.mount.mount_point));
+  tree.page_files().set_place(pages_socket(options.mount.mount_point), place.value().directory);
   tree.set_data_roots(options.data_roots);
   tree.set_options(options_report(options));
   tree.quotas().set_limits(options.quota_user, options.quota_job);

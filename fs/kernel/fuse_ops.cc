@@ -378,6 +378,7 @@ void on_release(fuse_req_t raw, fuse_ino_t inode, fuse_file_info* info) {
   // Closed also where the request is refused: there is no second one.
   auto file = std::make_shared<OpenFile>(session_of(raw).open_files().take(info->fh));
   if (file->node == 0) return refuse(raw, Op::kRelease, inode, EBADF);
+  tree_of(raw).page_files().closed(info->fh);
   const Awaited* awaited = file->handle != nullptr ? awaited_by_save(*file->handle) : nullptr;
   auto close = [file = std::move(file)](FuseRequest& request) -> FsResult<> {
     file->handle.reset();
@@ -425,10 +426,10 @@ void on_ioctl(fuse_req_t raw, fuse_ino_t inode, unsigned command, void*, fuse_fi
               unsigned flags, const void*, size_t, size_t out_bytes) {
   if (command != kGetPages || (flags & FUSE_IOCTL_DIR) != 0 || out_bytes < sizeof(PageTicket))
     return refuse(raw, Op::kIoctl, inode, ENOTTY);
-  auto offer = [](FuseRequest& request, Handle& handle) -> FsResult<> {
-    PTC_TRY(UniqueFd file, handle.pages(request.caller()));
+  auto offer = [number = info->fh](FuseRequest& request, Handle& handle) -> FsResult<> {
+    PTC_TRY(Pages pages, handle.pages(request.caller()));
     PTC_TRY(const PageTicket ticket,
-            request.tree().page_files().offer(request.caller(), std::move(file)));
+            request.tree().page_files().offer(request.caller(), number, std::move(pages)));
     request.reply([&](fuse_req_t r) { return fuse_reply_ioctl(r, 0, &ticket, sizeof ticket); });
     return ok();
   };

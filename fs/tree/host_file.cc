@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -122,6 +124,11 @@ void HostFile::let_go() {
   std::shared_ptr<const UniqueFd> last;  // closed without the lock
   MutexLock lock(mutex_);
   last = std::move(kept_);
+}
+
+bool lies_in_memory(int fd) {
+  struct statfs system = {};
+  return ::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
 FsResult<int> descriptors_left(int any) {

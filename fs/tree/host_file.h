@@ -94,6 +94,9 @@ class DescriptorShare {
 };
 using DescriptorShareRef = std::shared_ptr<DescriptorShare>;
 
+/// Whether it lies in a tmpfs, whose pages may be pinned for long.
+bool lies_in_memory(int fd);
+
 /// EMFILE when the descriptors are as good as gone: the last are left to what nobody asked for by
 /// opening files, that is other nodes, the metadata, and the daemon's own work. `any` is one of
 /// whatever.

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "fs/tree/errno.h"
-#include "store/base/file.h"
+#include "fs/tree/page_files.h"
 #include "store/base/user.h"
 
 namespace ptc {
@@ -81,9 +81,10 @@ class Handle {
   virtual FsResult<> allocate(int mode, off_t offset, off_t length);
   /// lseek(2) with SEEK_DATA or SEEK_HOLE; `size` is the node's.
   virtual FsResult<off_t> seek(off_t offset, int whence, uint64_t size);
-  /// The file that has its bytes, opened anew as it was: for reading, or both. EALREADY: a mapping
-  /// of what is open is one of that file already. EOPNOTSUPP: its bytes are in none.
-  virtual FsResult<UniqueFd> pages(const Caller& /*caller*/) { return Errno{EOPNOTSUPP}; }
+  /// The memory that has its bytes: the stored file, opened anew as it was, for reading, or both;
+  /// or a device's. EALREADY: a mapping of what is open is one of that file already. EOPNOTSUPP:
+  /// its bytes are in neither.
+  virtual FsResult<Pages> pages(const Caller& /*caller*/) { return Errno{EOPNOTSUPP}; }
   /// The text that was made for this open alone: another open may get another.
   virtual std::optional<std::string_view> text_of_open() const { return std::nullopt; }
   /// Whether another process can go on with it by opening the file anew. Else what was written, or

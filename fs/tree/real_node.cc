@@ -314,13 +314,14 @@ class RealHandle : public Handle {
     if (result < 0) return last_errno();
     return result;
   }
-  FsResult<UniqueFd> pages(const Caller& caller) override {
-    if (backing_id() != 0) return Errno{EALREADY};
+  FsResult<Pages> pages(const Caller& caller) override {
+    if (backing_id() != 0) return Errno{lies_in_memory(fd_.get()) ? EALREADY : EOPNOTSUPP};
     const int flags = ::fcntl(fd_.get(), F_GETFL) & O_ACCMODE;
-    // What is written so nobody counts; and nothing is mapped that cannot be read.
-    if (flags == O_WRONLY || (flags == O_RDWR && node_->job().limited())) return Errno{EOPNOTSUPP};
+    // What is written so, or kept after it was removed, nobody counts; and nothing is mapped that
+    // cannot be read.
+    if (flags == O_WRONLY || node_->job().limited()) return Errno{EOPNOTSUPP};
     PTC_TRY(check_descriptors(fd_.get()));
-    return pages_of(fd_.get(), flags, caller);
+    return node_->job().tree().page_files().of(fd_.get(), flags, caller);
   }
 
  private:

@@ -106,17 +106,17 @@ class CudaDevice final : public Device {
     CudaDriver::Uuid uuid = {};
     PTC_TRY(check(driver_.cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid"));
     std::copy_n(uuid.bytes, id_.size(), id_.begin());
-    find_kind();
-    PTC_TRY(
-        check(driver_.cuDevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain"));
-    PTC_TRY(enter());
-    PTC_TRY(check(driver_.cuModuleLoadData(&module_, ptc_cuda_kernels), "the kernels"));
-    PTC_TRY(check(driver_.cuModuleGetFunction(&copy_, module_, "ptc_copy"), "ptc_copy"));
-    PTC_TRY(check(driver_.cuModuleGetFunction(&sum_, module_, "ptc_sum"), "ptc_sum"));
-    return ok();
+    return check(driver_.cuDeviceTotalMem(&total_, device_), "cuDeviceTotalMem");
   }
-  /// This thread calls the driver for this device from now on.
-  Result<> enter() const {
+  /// This thread calls the driver for this device from now on. The first call takes hundreds of MiB
+  /// of the device for its context.
+  Result<> enter() {
+    {
+      MutexLock lock(begin_mutex_);
+      if (context_ == nullptr) {
+        PTC_TRY(begin());
+      }
+    }
     return driver_.check(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
   }
 
@@ -130,7 +130,8 @@ class CudaDevice final : public Device {
     return static_cast<unsigned>(std::min<uint64_t>(tiles, processors_ * kForEachProcessor));
   }
 
-  Result<Room> room() const override {
+  Result<Room> room() override {
+    if (!is_used()) return Room{total_, total_};  // nobody has asked the driver more than that
     PTC_TRY(enter());
     size_t free = 0, total = 0;
     PTC_TRY(driver_.check(driver_.cuMemGetInfo(&free, &total), "cuMemGetInfo"));
@@ -200,6 +201,31 @@ class CudaDevice final : public Device {
     uint64_t bytes = 0;
   };
 
+  bool is_used() {
+    MutexLock lock(begin_mutex_);
+    return context_ != nullptr;
+  }
+
+  Result<> begin() PTC_REQUIRES(begin_mutex_) {
+    CudaDriver::Context context = nullptr;
+    PTC_TRY(driver_.check(driver_.cuDevicePrimaryCtxRetain(&context, device_),
+                          "cuDevicePrimaryCtxRetain"));
+    const auto load = [&]() -> Result<> {
+      PTC_TRY(driver_.check(driver_.cuCtxSetCurrent(context), "cuCtxSetCurrent"));
+      PTC_TRY(driver_.check(driver_.cuModuleLoadData(&module_, ptc_cuda_kernels), "the kernels"));
+      PTC_TRY(driver_.check(driver_.cuModuleGetFunction(&copy_, module_, "ptc_copy"), "ptc_copy"));
+      return driver_.check(driver_.cuModuleGetFunction(&sum_, module_, "ptc_sum"), "ptc_sum");
+    };
+    Result<> loaded = load();
+    if (loaded.has_error()) {
+      driver_.cuDevicePrimaryCtxRelease(device_);
+      return loaded;
+    }
+    find_kind();
+    context_ = context;
+    return ok();
+  }
+
   /// Sets granularity_, where memory can be shared.
   void find_kind() {
     const auto has = [this](int attribute) {
@@ -265,9 +291,11 @@ class CudaDevice final : public Device {
   const CudaDriver& driver_;
   const uint32_t number_;
   CudaDriver::Device device_ = 0;
-  CudaDriver::Context context_ = nullptr;
+  Mutex begin_mutex_;
+  CudaDriver::Context context_ = nullptr;  // with it, until it is there; what follows comes with it
   CudaDriver::Module module_ = nullptr;
   CudaDriver::Function copy_ = nullptr, sum_ = nullptr;
+  size_t total_ = 0;
   int processors_ = 0;
   std::string name_;
   Id id_ = {};

@@ -28,6 +28,7 @@ Result<CudaDriver> load_driver() {
   find(driver.cuMemGetInfo, "cuMemGetInfo_v2");
   find(driver.cuMemAlloc, "cuMemAlloc_v2");
   find(driver.cuMemFree, "cuMemFree_v2");
+  find(driver.cuDeviceTotalMem, "cuDeviceTotalMem_v2");
   find(driver.cuDeviceGetUuid, "cuDeviceGetUuid_v2");
   find(driver.cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity");
   find(driver.cuMemCreate, "cuMemCreate");

@@ -62,6 +62,7 @@ struct CudaDriver {
   Result (*cuMemGetInfo)(size_t* free, size_t* total);
   Result (*cuMemAlloc)(Address* address, size_t bytes);
   Result (*cuMemFree)(Address address);
+  Result (*cuDeviceTotalMem)(size_t* bytes, Device device);
   Result (*cuDeviceGetUuid)(Uuid* uuid, Device device);
   Result (*cuMemGetAllocationGranularity)(size_t* bytes, const AllocationKind* kind, int option);
   Result (*cuMemCreate)(Allocation* allocation, size_t bytes, const AllocationKind* kind,

@@ -119,7 +119,8 @@ class Device {
     uint64_t bytes = 0;  // of all its memory
     uint64_t free = 0;
   };
-  virtual Result<Room> room() const = 0;
+  /// One that nobody has used yet may be believed to be empty.
+  virtual Result<Room> room() = 0;
 
   /// Its content is anything. kNoSpace says how much is free.
   virtual Result<DeviceMemory> allocate(uint64_t bytes) = 0;

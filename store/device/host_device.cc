@@ -116,7 +116,7 @@ HostDevice::HostDevice(const Options& options)
       next_address_(kFirstAddress) {}
 HostDevice::~HostDevice() = default;
 
-Result<Device::Room> HostDevice::room() const {
+Result<Device::Room> HostDevice::room() {
   MutexLock lock(mutex_);
   return Room{options_.memory_bytes, options_.memory_bytes - used_};
 }

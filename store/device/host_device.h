@@ -30,7 +30,7 @@ class HostDevice final : public Device {
 
   NodeMemory memory() const override { return memory_; }
   const std::string& name() const override { return name_; }
-  Result<Room> room() const override;
+  Result<Room> room() override;
   Result<DeviceMemory> allocate(uint64_t bytes) override;
   Result<RegisteredMemory> register_host(std::span<std::byte> bytes) override;
   Result<std::unique_ptr<DeviceStream>> stream() override;

@@ -17,7 +17,7 @@ sys.path.insert(0, ranks.PACKAGE)
 torch = mount.require("torch")
 mount.require("numpy")
 import ptc  # noqa: E402  pylint: disable=wrong-import-position
-from ptc import arrays, device as gpus  # noqa: E402  pylint: disable=wrong-import-position
+from ptc import device as gpus  # noqa: E402  pylint: disable=wrong-import-position
 
 STAND_IN = os.path.join(os.path.dirname(mount.bin_dir()), "stand_in")
 GPU = "cuda:0"
@@ -63,13 +63,11 @@ def on_stand_in(**sizes):
         held.enter_context(unittest.mock.patch.object(
             gpus, "gpu_of", lambda one: torch.device(GPU) if torch.is_tensor(one) and memory.has(one) else None))
         held.enter_context(unittest.mock.patch.object(gpus, "driver_of", lambda _: memory.driver))
-        held.enter_context(unittest.mock.patch.object(
-            arrays.Bytes, "in_one_piece", lambda one: one._value if one._value.is_contiguous() else memory.put(one._value)))
         yield memory
     memory.free()
 
 
-SMALL = {"_WINDOW_BYTES": 1 << 16, "_BUFFER_BYTES": 1 << 13, "_OWN_BYTES": 1 << 12}
+SMALL = {"_WINDOW_BYTES": 1 << 16, "_BLOCK_BYTES": 1 << 14, "_BUFFER_BYTES": 1 << 13, "_OWN_BYTES": 1 << 12}
 CASES = ("", "register", "read_only", "register,read_only")
 
 
@@ -78,6 +76,9 @@ def refuses(what):
 
 
 class Loads(mount.TestCase):
+    mount_options = ("--memory", "256M")  # of which pages can be registered
+    only_root = "can mount a tmpfs for the store"
+
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
@@ -142,6 +143,9 @@ class Loads(mount.TestCase):
 
 
 class Saves(mount.TestCase):
+    mount_options = ("--memory", "512M")
+    only_root = "can mount a tmpfs for the store"
+
     def state(self):
         torch.manual_seed(1)
         return {"model": {f"layer{i}.weight": torch.randn(300, 1000 + i) for i in range(5)},
@@ -195,6 +199,14 @@ class Saves(mount.TestCase):
                 return future.result()
             self.compare(saved("step1", 1 << 30), state)
             self.compare(saved("step2", 1 << 20), state)  # there is no room for a copy
+
+    def test_a_driver_that_can_do_nothing(self):
+        """PyTorch's own copies are left; here all is in the host's memory anyway."""
+        job = ptc.Job.create(self.mount.path + "/without")
+        with refuses("register,pinned"), on_stand_in() as memory, self.assertLogs("ptc", "INFO") as said, \
+                unittest.mock.patch.dict(gpus._told, clear=True):
+            self.compare(job.save(self.on_device(self.state(), memory), "step1"), self.state())
+        self.assertIn("PyTorch copies what is saved: ", said.output[-1])
 
     def test_no_room_on_the_host(self):
         with on_stand_in() as memory:

@@ -121,6 +121,7 @@ Driver& driver() {
 }
 thread_local int current = -1;  // the device of this thread's context
 thread_local std::vector<int> before;
+thread_local int capture_mode = 0;
 
 Queue default_queue;
 Queue& queue_of(void* stream) {
@@ -187,6 +188,10 @@ int cuCtxPopCurrent_v2(void** context) {
   before.pop_back();
   return 0;
 }
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return 0;
+}
 int cuCtxGetCurrent(void** context) {
   *context = reinterpret_cast<void*>(static_cast<intptr_t>(current) + 1);
   return 0;
@@ -198,18 +203,22 @@ int cuMemGetInfo_v2(size_t* free, size_t* total) {
   *free = *total - driver().taken;
   return 0;
 }
+// One behind the other, as a device's are now and then: a copy is of one of them all the same.
 int cuMemAlloc_v2(Address* address, size_t bytes) {
+  constexpr size_t kArena = size_t{1} << 40, kAlign = 512;
+  static const auto arena = reinterpret_cast<uintptr_t>(::mmap(
+      nullptr, kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  static uintptr_t next = arena;
   size_t free = 0, total = 0;
   if (const int error = cuMemGetInfo_v2(&free, &total)) return error;
   if (bytes == 0) return kInvalidValue;
   if (bytes > free) return kOutOfMemory;
-  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return kOutOfMemory;
-  std::memset(memory, 0xa5, bytes);
   const std::lock_guard lock(driver().mutex);
+  *address = next;
+  next += (bytes + kAlign - 1) / kAlign * kAlign;
+  std::memset(reinterpret_cast<void*>(*address), 0xa5, bytes);
   driver().taken += bytes;
-  driver().allocated[reinterpret_cast<uintptr_t>(memory)] = bytes;
-  *address = reinterpret_cast<uintptr_t>(memory);
+  driver().allocated[*address] = bytes;
   return 0;
 }
 int cuMemFree_v2(Address address) {
@@ -217,9 +226,15 @@ int cuMemFree_v2(Address address) {
   for (Queue* queue : driver().queues) do_all(*queue);  // the driver waits for all of the device
   const auto found = driver().allocated.find(address);
   if (found == driver().allocated.end()) return kInvalidValue;
-  ::munmap(reinterpret_cast<void*>(found->first), found->second);
+  const uintptr_t begin = (found->first + 4095) / 4096 * 4096,
+                  end = (found->first + found->second) / 4096 * 4096;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   driver().taken -= found->second;
   driver().allocated.erase(found);
+  return 0;
+}
+int cuDeviceTotalMem_v2(size_t* bytes, int) {
+  *bytes = Driver::number("PTC_STAND_IN_BYTES", size_t{1} << 30);
   return 0;
 }
 int cuDeviceGetUuid_v2(void* uuid, int device) {
@@ -355,6 +370,10 @@ int cuMemHostUnregister(void* begin) {
 int cuMemcpyAsync(Address target, Address source, size_t bytes, void* stream) {
   if (current < 0) return kInvalidContext;
   const std::lock_guard lock(driver().mutex);
+  for (const Address end : {target, source})
+    if (Driver::lies_in(driver().allocated, end, 1) &&
+        !Driver::lies_in(driver().allocated, end, bytes))
+      return kInvalidValue;
   Queue& queue = queue_of(stream);
   auto* const to = reinterpret_cast<std::byte*>(target);
   auto* const from = reinterpret_cast<const std::byte*>(source);

@@ -69,12 +69,17 @@ class ContentHandle : public Handle {
                   offset, got.error().message());
     return Errno{to_errno(got.error())};
   }
-  FsResult<UniqueFd> pages(const Caller& caller) override {
-    if (backing_id() != 0) return Errno{EALREADY};
-    if (!image_ || !image_->has_host_bytes()) return Errno{EOPNOTSUPP};
+  FsResult<Pages> pages(const Caller& caller) override {
+    // What is gathered for the kernel is in memory.
+    const bool is_gathered = !image_;
+    if (is_gathered) return Errno{backing_id() != 0 ? EALREADY : EOPNOTSUPP};
+    if (image_->device() != nullptr)
+      return PageFiles::of(*image_->device(), file_->rights_.uid, caller);
+    if (!image_->has_host_bytes()) return Errno{EOPNOTSUPP};
     PTC_TRY(const FileInUse file, as_fs(image_->use_file()));
+    if (backing_id() != 0) return Errno{lies_in_memory(file.fd()) ? EALREADY : EOPNOTSUPP};
     PTC_TRY(check_descriptors(file.fd()));
-    return pages_of(file.fd(), O_RDONLY, caller);
+    return file_->job_->tree().page_files().of(file.fd(), O_RDONLY, caller);
   }
 
  private:

@@ -17,7 +17,8 @@
  *   ENOTTY      not a file of ptcfs, or of one that is older
  *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the job
  *               has a limit of space; or it is open for writing alone
- *   EPERM       it is the caller's own, and the daemon runs as another user
+ *   EPERM       it is the caller's own, and the daemon runs as another user; or the memory of a GPU,
+ *               and the caller is neither root, who runs the daemon, nor the file's owner
  *   EBUSY       too many ask at once
  *   others      of socket(2), connect(2), recvmsg(2): as in a container that does not see the
  *               directory of the socket
@@ -36,18 +37,20 @@
 /* What the ioctl answers: a ticket, which the socket changes for a descriptor, once, within ten
  * seconds, for the user who asked. */
 struct ptcfs_page_ticket {
-  uint32_t version; /* 1 */
-  uint32_t reserved;
+  uint32_t version;         /* 1 */
+  uint32_t kind;            /* 0: the stored file; 1: memory of a GPU of NVIDIA's */
   unsigned char token[16];
-  char socket[104]; /* a path */
+  char socket[80];          /* a path */
+  unsigned char device[16]; /* which GPU: cuDeviceGetUuid */
+  uint64_t bytes;           /* of its memory, that are mapped */
 };
 #define PTCFS_GET_PAGES _IOR('P', 0x74, struct ptcfs_page_ticket)
 
-/* A descriptor, to be closed by the caller, or -1 and errno. `file` stays as it is. */
-static inline int ptcfs_pages(int file) {
-  struct ptcfs_page_ticket ticket;
-  memset(&ticket, 0, sizeof ticket);
-  if (ioctl(file, PTCFS_GET_PAGES, &ticket) != 0) return -1;
+/* The descriptor for a ticket, to be closed by the caller, or -1 and errno. Of a GPU's memory it is
+ * for cuMemImportFromShareableHandle; who maps it for more than reading (CU_MEM_ACCESS_FLAGS_PROT_READ)
+ * could write what is to stay as it is. */
+static inline int ptcfs_fetch_pages(const struct ptcfs_page_ticket *given) {
+  struct ptcfs_page_ticket ticket = *given;
   ticket.socket[sizeof ticket.socket - 1] = 0;
 
   struct sockaddr_un address;
@@ -85,6 +88,16 @@ static inline int ptcfs_pages(int file) {
   close(link);
   if (found < 0) errno = reason;
   return found;
+}
+
+/* The stored file behind an open one, as said above: a descriptor, to be closed by the caller, or -1
+ * and errno. `file` stays as it is. */
+static inline int ptcfs_pages(int file) {
+  struct ptcfs_page_ticket ticket;
+  memset(&ticket, 0, sizeof ticket);
+  if (ioctl(file, PTCFS_GET_PAGES, &ticket) != 0) return -1;
+  if (ticket.kind != 0) return errno = EOPNOTSUPP, -1;
+  return ptcfs_fetch_pages(&ticket);
 }
 
 #endif

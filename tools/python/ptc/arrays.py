@@ -107,7 +107,7 @@ class Bytes:
             names = {getattr(torch, name, None): key for key, name in _TORCH.items()}
             if value.dtype not in names:
                 raise TypeError(f"a tensor of type {value.dtype} cannot be saved")
-            if value.is_meta or (value.device.type == "cpu" and value.numel() and not _address(value)):
+            if value.is_meta or (value.numel() and not _address(value)):
                 raise TypeError(f"a {type(value).__name__} without memory of its own cannot be saved: on device "
                                 f"{value.device}")
             self.dtype, self.shape = names[value.dtype], tuple(value.shape)
@@ -120,18 +120,14 @@ class Bytes:
                 raise TypeError(f"an array of type {value.dtype} cannot be saved")
             self.dtype, self.shape = names[value.dtype], tuple(value.shape)
             self._in_place = value.flags.c_contiguous
-        self._value = value
-        self.on_gpu = False
-        if self._torch:
+        self.value = value
+        self.on_gpu = False  # in one piece
+        if self._torch and value.is_contiguous() and not value.is_conj() and not value.is_neg():
             from . import device
             self.on_gpu = device.gpu_of(value) is not None
         self.nbytes = ITEM_BYTES[self.dtype]
         for extent in self.shape:
             self.nbytes *= extent
-
-    def in_one_piece(self) -> Any:
-        """A tensor on the same device."""
-        return self._value.resolve_conj().resolve_neg().contiguous()
 
     def pieces(self, most: int = 1 << 26) -> Iterator[Tuple[memoryview, bool]]:
         """(bytes, whether they are a copy), in order. What lies in one piece in this memory is itself; of all else, as
@@ -140,9 +136,9 @@ class Bytes:
         if self.nbytes == 0:
             return
         if self._in_place:
-            yield self._view(self._value), False
+            yield self._view(self.value), False
             return
-        value = self._value if self.shape else self._value.reshape(1)
+        value = self.value if self.shape else self.value.reshape(1)
         rows = max(1, most * len(value) // self.nbytes)
         for row in range(0, len(value), rows):
             part = value[row:row + rows]

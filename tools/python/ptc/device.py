@@ -1,14 +1,16 @@
-"""Tensors between a file's pages and the memory of a GPU: the device reads and writes these pages by itself.
+"""Tensors between files and the memory of a GPU.
 
-NVIDIA's driver is called directly (libcuda.so.1, by ctypes), in the context that PyTorch uses. A file's pages are
-registered with it in windows, by several threads, while those before are being copied. What it does not register goes
-through buffers that it has pinned. Both are for the time of a call: pages that stayed registered would stay in memory
-after the checkpoint they belong to was removed.
+NVIDIA's driver is called directly (libcuda.so.1, by ctypes), in the context that PyTorch uses. Pages of a tmpfs, where a
+store is as a rule, are registered with it in windows, by several threads, while those before are being copied: the device
+reads and writes them by itself. All else, and what the driver does not register (some take nothing that this process may
+only read), is read and written in pieces, through buffers that it has pinned. Both are for the time of a call: pages that
+stayed registered would stay in memory after the checkpoint they belong to was removed.
 """
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import math
 import mmap
@@ -22,13 +24,16 @@ from .arrays import local, torch_dtype
 
 _WINDOW_BYTES = 1 << 26  # registered, or copied, at once
 _BUFFER_BYTES = 1 << 24  # pinned; each thread has two
-_OWN_BYTES = 1 << 20  # a tensor of so many has memory of its own; smaller ones beside each other share some
+_OWN_BYTES = 1 << 20  # a tensor of so many has memory of its own; smaller ones beside each other share some,
+_BLOCK_BYTES = 1 << 21  # of this size at most
 _ALIGN_BYTES = 16  # that kernels count on
 _SHORT_RUN_BYTES = 1 << 12  # shorter ones are put together on the host
 _THREADS = min(4, os.cpu_count() or 1)
 _PORTABLE, _READ_ONLY = 1, 8  # of registered memory
 _HAS_READ_ONLY = 113  # an attribute of a device
 _NON_BLOCKING = 1
+_RELAXED = 2  # of captures of graphs, which other threads may be at
+_BY_DESCRIPTOR, _ON_DEVICE, _READING = 1, 1, 1  # of memory that processes share
 
 
 class DriverError(OSError):
@@ -49,6 +54,10 @@ class Driver:
         self._context = context
         self.call("cuDeviceGetAttribute", ctypes.byref(value), _HAS_READ_ONLY, device)
         self._read_only = bool(value.value)
+        self._number = device.value
+        uuid = (ctypes.c_ubyte * 16)()
+        self.call("cuDeviceGetUuid_v2", uuid, device)
+        self.uuid = bytes(uuid)
 
     def call(self, name: str, *arguments: Any) -> None:
         """DriverError: with its own words."""
@@ -56,31 +65,68 @@ class Driver:
         if error:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(error, ctypes.byref(text))
-            raise DriverError(error, f"{name}: {(text.value or b'failed').decode()}")
+            raise DriverError(errno.EIO, f"{name}: {(text.value or b'failed').decode()}")
 
     def enter(self) -> None:
         """This thread, which is nobody else's, calls the driver from now on."""
         self.call("cuCtxSetCurrent", self._context)
+        self._capture_mode(_RELAXED)
+
+    def _capture_mode(self, mode: int) -> int:
+        """Of this thread; what it was before."""
+        found = ctypes.c_int(mode)
+        self._cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(found))
+        return found.value
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """This thread calls the driver meanwhile; then its current device is again what PyTorch has set."""
         before = ctypes.c_void_p()
         self.call("cuCtxPushCurrent_v2", self._context)
+        mode = self._capture_mode(_RELAXED)
         try:
             yield
         finally:
+            self._capture_mode(mode)
             self.call("cuCtxPopCurrent_v2", ctypes.byref(before))
 
     def register(self, address: int, size: int, writable: bool) -> bool:
         """False: the driver does not take it."""
-        if not writable and not self._read_only:
-            return False
         flags = _PORTABLE | (0 if writable else _READ_ONLY)
         return not self._cuda.cuMemHostRegister_v2(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(flags))
 
+    def registers(self, writable: bool) -> bool:
+        """Whether it takes memory that this process may write, or may only read."""
+        return writable or self._read_only
+
     def unregister(self, address: int) -> None:
         self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
+
+    def map(self, descriptor: int, size: int) -> int:
+        """The address of memory of the device that another process has, for reading. What gives it back is unmap()."""
+        allocation, address = ctypes.c_uint64(), ctypes.c_uint64()
+        access = (ctypes.c_int * 3)(_ON_DEVICE, self._number, _READING)
+        bytes_ = ctypes.c_size_t(size)
+        self.call("cuMemImportFromShareableHandle", ctypes.byref(allocation), ctypes.c_void_p(descriptor), _BY_DESCRIPTOR)
+        try:
+            self.call("cuMemAddressReserve", ctypes.byref(address), bytes_, ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+            try:
+                self.call("cuMemMap", address, bytes_, ctypes.c_size_t(0), allocation, ctypes.c_uint64(0))
+            except DriverError:
+                self._cuda.cuMemAddressFree(address, bytes_)
+                raise
+        finally:
+            self._cuda.cuMemRelease(allocation)  # what is mapped stays
+        try:
+            self.call("cuMemSetAccess", address, bytes_, access, ctypes.c_size_t(1))
+        except DriverError:
+            self.unmap(address.value, size)
+            raise
+        return address.value
+
+    def unmap(self, address: int, size: int) -> None:
+        self._cuda.cuMemUnmap(ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self._cuda.cuMemAddressFree(ctypes.c_uint64(address), ctypes.c_size_t(size))
 
     def stream(self) -> ctypes.c_void_p:
         stream = ctypes.c_void_p()
@@ -160,27 +206,31 @@ def settle(device: Any) -> None:
 
 
 class Pages:
-    """A file's pages in memory, mapped; registered with a device in windows, when they are first copied."""
+    """A file's bytes on the host. In a tmpfs its pages are mapped, and registered with a device in windows, when they are
+    first copied.
+    """
 
-    def __init__(self, driver: Driver, file: int, size: int, writable: bool) -> None:
-        """OSError: it cannot be mapped."""
+    def __init__(self, driver: Driver, file: int, size: int, writable: bool, found: Optional[pages.Found]) -> None:
+        """`file` stays the caller's, and what was `found` of it becomes this object's."""
         self._driver, self._writable, self.size = driver, writable, size
-        found = pages.descriptor(file)
-        try:
-            # Not for this process alone: what is only its own would be copied page by page to be registered.
-            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            self.memory = mmap.mmap(file if found is None else found, size, flags=mmap.MAP_SHARED, prot=protection)
-        finally:
-            if found is not None:
-                os.close(found)
-        self.address = _address_of(self.memory)
+        self.file = found.descriptor if found is not None and found.descriptor >= 0 else os.dup(file)
+        self._memory: Optional[mmap.mmap] = None
         self._windows: List[Optional[bool]] = [None] * -(-size // _WINDOW_BYTES)
         self._locks = [threading.Lock() for _ in self._windows]
+        if found is None or not driver.registers(writable):
+            return
+        # Not for this process alone: what is only its own would be copied page by page to be registered.
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        with contextlib.suppress(OSError):
+            self._memory = mmap.mmap(self.file, size, flags=mmap.MAP_SHARED, prot=protection)
+            self.address = _address_of(self._memory)
 
     def registered(self, begin: int, end: int) -> bool:
-        """Whether the device can have these bytes of one window by itself."""
+        """Whether the device can have these bytes of one window by itself, at `address`."""
         window = begin // _WINDOW_BYTES
         assert begin < end <= (window + 1) * _WINDOW_BYTES
+        if self._memory is None:
+            return False
         with self._locks[window]:
             known = self._windows[window]
             if known is None:
@@ -189,9 +239,21 @@ class Pages:
                 known = self._driver.register(self.address + first, size, self._writable)
                 self._windows[window] = known
                 if not known:
-                    _tell_once("the GPU's driver does not take the pages of this file system: they are copied through "
-                               "buffers that it has pinned")
+                    _tell_once("the GPU's driver does not register the pages of these files: they are copied through buffers")
             return known
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """ValueError: the file has become shorter."""
+        while into.nbytes:
+            done = os.preadv(self.file, [into], offset)
+            if not done:
+                raise ValueError(f"a file ends at byte {offset} while it is loaded")
+            into, offset = into[done:], offset + done
+
+    def write(self, data: memoryview, offset: int) -> None:
+        while data.nbytes:
+            done = os.pwrite(self.file, data, offset)
+            data, offset = data[done:], offset + done
 
     def close(self) -> None:
         """Nothing copies from or to it any more."""
@@ -199,7 +261,9 @@ class Pages:
             if known:
                 self._driver.unregister(self.address + window * _WINDOW_BYTES)
         self._windows = []
-        self.memory.close()
+        if self._memory is not None:
+            self._memory.close()
+        os.close(self.file)
 
 
 def _address_of(memory: mmap.mmap) -> int:
@@ -217,6 +281,50 @@ class _Buffer(ctypes.Structure):
     _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
                 ("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p),
                 ("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p)]
+
+
+class Borrowed:
+    """A file's bytes in the memory of a GPU, mapped, for reading alone; until nobody holds this any more."""
+
+    def __init__(self, driver: Driver, descriptor: int, size: int) -> None:
+        """DriverError."""
+        self._driver, self.size, self.address = driver, size, 0
+        with driver.entered():
+            self.address = driver.map(descriptor, size)
+
+    @classmethod
+    def of(cls, driver: Driver, found: pages.Found) -> "Optional[Borrowed]":
+        """None: it is another GPU's. What was found becomes this one's."""
+        try:
+            return cls(driver, found.descriptor, found.size) if found.gpu == driver.uuid else None
+        except DriverError as error:
+            _tell_once(f"what is on the GPU is read through the host: {error}")
+            return None
+        finally:
+            os.close(found.descriptor)
+
+    def __del__(self) -> None:
+        if self.address:
+            with contextlib.suppress(DriverError), self._driver.entered():
+                self._driver.unmap(self.address, self.size)
+
+    def bytes_at(self, begin: int, end: int, device: Any) -> Any:
+        """A tensor of bytes, that keeps this."""
+        return wrap(self, self.address + begin, end - begin, device)
+
+
+class _CudaArray:
+    """What PyTorch takes for memory of others."""
+
+    def __init__(self, owner: Any, address: int, size: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "strides": None, "version": 3}
+
+
+def wrap(owner: Any, address: int, size: int, device: Any) -> Any:
+    """Memory of a device as a tensor of bytes, which holds its owner."""
+    import torch
+    return torch.as_tensor(_CudaArray(owner, address, size), device=device)
 
 
 class Copy(NamedTuple):
@@ -248,11 +356,14 @@ class _Worker:
             return
         for done in range(0, copy.size, _BUFFER_BYTES):
             size = min(_BUFFER_BYTES, copy.size - done)
-            host, there = copy.pages.address + copy.offset + done, copy.device_address + done
+            offset, there = copy.offset + done, copy.device_address + done
             if self._to_device:
-                self.put(there, size, lambda buffer, h=host, s=size: ctypes.memmove(buffer, h, s))  # type: ignore[misc]
+                self.put(there, size, lambda buffer, at=offset, n=size: copy.pages.read(_view(buffer, n), at))  # type: ignore[misc]
             else:
-                self._get(there, size, host)
+                self._get(there, size, copy.pages, offset)
+
+    def within(self, target: int, source: int, size: int) -> None:
+        self._driver.copy(target, source, size, self._stream)
 
     def put(self, device_address: int, size: int, fill: Callable[[int], Any]) -> None:
         """What `fill` puts into a buffer (of _BUFFER_BYTES at most) goes to the device."""
@@ -260,17 +371,18 @@ class _Worker:
         fill(self._buffers[slot])
         self._driver.copy(device_address, self._buffers[slot], size, self._streams[slot])
 
-    def _get(self, device_address: int, size: int, host: int) -> None:
+    def _get(self, device_address: int, size: int, target: Pages, offset: int) -> None:
         slot = self._slot()
         buffer = self._buffers[slot]
         self._driver.copy(buffer, device_address, size, self._streams[slot])
-        self._after[slot] = lambda: ctypes.memmove(host, buffer, size)
+        self._after[slot] = lambda: target.write(_view(buffer, size), offset)
 
     def _slot(self) -> int:
         """One of two buffers that nothing uses."""
         if len(self._buffers) < 2:
+            if len(self._streams) == len(self._buffers):
+                self._streams.append(self._driver.stream())
             self._buffers.append(self._driver.pinned(_BUFFER_BYTES))
-            self._streams.append(self._driver.stream())
             self._after.append(None)
             return len(self._buffers) - 1
         slot, self._next = self._next, 1 - self._next
@@ -307,12 +419,13 @@ class Copies:
         self._pages: List[Pages] = []
         self._lock = threading.Lock()
         self._asked: List[Any] = []
+        self._held: List[Any] = []
 
-    def pages(self, file: int, size: int, writable: bool = False) -> Pages:
-        """Of a file that may be closed now; until the end."""
-        found = Pages(self._driver, file, size, writable)
-        self._pages.append(found)
-        return found
+    def pages(self, file: int, size: int, writable: bool, found: Optional[pages.Found]) -> Pages:
+        """Of a file that may be closed now; until the end. What was `found` of it becomes their own."""
+        made = Pages(self._driver, file, size, writable, found)
+        self._pages.append(made)
+        return made
 
     def add(self, copy: Copy) -> None:
         """In no order."""
@@ -322,6 +435,17 @@ class Copies:
             part = Copy(copy.pages, begin, upto - begin, copy.device_address + begin - copy.offset)
             self._run(lambda worker, part=part: worker.copy(part))
             begin = upto
+
+    def borrowed(self, found: pages.Found) -> Optional[Borrowed]:
+        return Borrowed.of(self._driver, found)
+
+    def hold(self, memory: Any) -> None:
+        """Until the end."""
+        self._held.append(memory)
+
+    def within(self, target: int, source: int, size: int) -> None:
+        """From one place in the device's memory to another."""
+        self._run(lambda worker: worker.within(target, source, size))
 
     def put(self, device_address: int, size: int, fill: Callable[[int], Any]) -> None:
         """_Worker.put()."""
@@ -353,17 +477,24 @@ class Copies:
         for asked in self._asked:
             asked.cancel()
         self._threads.shutdown()
-        with self._driver.entered():
+        with contextlib.ExitStack() as ending:  # each of these, whatever becomes of the others; the last first
+            ending.enter_context(self._driver.entered())
             for worker in self._workers:
-                with contextlib.suppress(DriverError):  # it is told already, or would be by the next call
-                    worker.wait()  # memory of both sides is somebody else's from now on
+                ending.callback(worker.end)
             for one in self._pages:
-                one.close()
+                ending.callback(one.close)
+            ending.callback(self._held.clear)
             for worker in self._workers:
-                worker.end()
+                ending.callback(self._settle, worker)
+
+    @staticmethod
+    def _settle(worker: _Worker) -> None:
+        """Memory of both sides is somebody else's from then on."""
+        with contextlib.suppress(DriverError):  # it is told already, or would be by the next call
+            worker.wait()
 
 
-def tensors_of_files(where: str, paths: Iterable[str], device: Any, numpy: bool, copy: bool
+def tensors_of_files(where: str, paths: Iterable[str], device: Any, numpy: bool, copy: bool, shared: bool
                      ) -> Iterator[Tuple[safetensors.InMemory, Iterable[Tuple[str, Any]]]]:
     """Of each file of safetensors of a directory its tensors, one after the other. To a GPU they are being copied meanwhile:
     they have their bytes when this has ended.
@@ -380,10 +511,17 @@ def tensors_of_files(where: str, paths: Iterable[str], device: Any, numpy: bool,
             mapped: safetensors.InMemory
             if sources and described:
                 mapped = in_place.Gathered(path, sources, described, at_once=not on_device)
+            elif copies is not None:
+                with open(path, "rb", buffering=0) as file:
+                    mapped = safetensors.described(path, file.fileno())
+                    yield mapped, _load(mapped, file.fileno(), device, copies, shared).items()
+                continue
             else:
                 mapped = in_place.copied(path) if copy and not on_device else safetensors.Mapped(path)
             if copies is not None:
-                yield mapped, load(mapped, device, copies).items()
+                made, places, _ = _allocate(mapped.entries, device, copies)
+                _gather(mapped, places, copies)
+                yield mapped, made.items()
             else:
                 yield mapped, _tensors_of(mapped, device, numpy)
         if copies is not None:
@@ -397,77 +535,74 @@ def _tensors_of(mapped: safetensors.InMemory, device: Any, numpy: bool) -> Itera
         yield name, tensor if device is None or numpy else tensor.to(device)
 
 
-def load(file: safetensors.InMemory, device: Any, copies: Copies) -> Dict[str, Any]:
-    """The tensors of a file, in memory of the device; their bytes are there after copies.wait()."""
-    made, places = _allocate(file.entries, device)
-    if not places:
+def _load(described: safetensors.InMemory, file: int, device: Any, copies: Copies, shared: bool) -> Dict[str, Any]:
+    """The tensors of an open file, in memory of the device; their bytes are there after copies.wait(). `shared`: what is in
+    the device's memory is not copied.
+    """
+    size = os.fstat(file).st_size
+    found = pages.ask(file)
+    there = copies.borrowed(found) if found is not None and found.gpu else None
+    if there is not None and there.size < size:
+        there = None
+    if there is not None and shared:
+        return {name: _shaped(entry, there.bytes_at(entry.begin, entry.end, device)) for name, entry in described.entries.items()}
+    made, places, runs = _allocate(described.entries, device, copies)
+    if there is not None:
+        copies.hold(there)
+        for begin, end, address in runs:
+            copies.within(address, there.address + begin, end - begin)
         return made
-    if isinstance(file, in_place.Gathered):
-        _gather(file, places, copies)
-        return made
-    handle = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(handle).st_size
-        if size < max((entry.end for entry in file.entries.values()), default=0):
-            raise ValueError(f"{file.path} has become shorter")
-        source = copies.pages(handle, size)
-    finally:
-        os.close(handle)
-    for begin, end, address in _runs(file.entries, places):
+    source = copies.pages(file, size, False, found if found is not None and not found.gpu else None)
+    for begin, end, address in runs:
         copies.add(Copy(source, begin, end - begin, address))
     return made
 
 
-def _allocate(entries: Mapping[str, safetensors.Entry], device: Any) -> Tuple[Dict[str, Any], Dict[str, int]]:
-    """Tensors, and at which addresses their bytes are to be. Small ones that lie beside each other lie so there, too."""
+def _shaped(entry: safetensors.Entry, memory: Any) -> Any:
+    if entry.begin % torch_dtype(entry.dtype).itemsize:
+        memory = memory.clone()
+    return memory.view(torch_dtype(entry.dtype)).view(entry.shape)
+
+
+_Runs = List[Tuple[int, int, int]]  # (begin, end) in a file, and an address: one piece of both
+
+
+def _allocate(entries: Mapping[str, safetensors.Entry], device: Any, copies: Copies) -> Tuple[Dict[str, Any], Dict[str, int], _Runs]:
+    """Tensors, at which addresses their bytes are to be, and by which runs of the file. Small ones that lie beside each other
+    lie so there, too. A run has no more than one piece of memory of the device.
+    """
     made: Dict[str, Any] = {}
     places: Dict[str, int] = {}
+    runs: _Runs = []
     block: List[Tuple[str, safetensors.Entry]] = []
 
-    def put(name: str, entry: safetensors.Entry, memory: Any) -> None:
-        made[name] = memory.view(torch_dtype(entry.dtype)).view(entry.shape)
-        places[name] = memory.data_ptr()
-
     def end_block() -> None:
-        if block:
-            base = block[0][1].begin
-            memory = empty(block[-1][1].end - base, device)
-            for name, entry in block:
-                put(name, entry, memory[entry.begin - base:entry.end - base])
-            block.clear()
+        if not block:
+            return
+        begin, end = block[0][1].begin, block[-1][1].end
+        memory = empty(end - begin, device)
+        copies.hold(memory)
+        runs.append((begin, end, memory.data_ptr()))
+        for name, entry in block:
+            places[name] = memory.data_ptr() + entry.begin - begin
+            made[name] = _shaped(entry._replace(begin=0), memory[entry.begin - begin:entry.end - begin])
+        block.clear()
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         size = entry.end - entry.begin
         if size == 0:
-            made[name] = empty(0, device).view(torch_dtype(entry.dtype)).view(entry.shape)
-            continue
-        if size >= _OWN_BYTES:
-            end_block()
-            put(name, entry, empty(size, device))
+            made[name] = _shaped(entry._replace(begin=0), empty(0, device))
             continue
         if block:
             align = _ALIGN_BYTES if size >= _ALIGN_BYTES else torch_dtype(entry.dtype).itemsize
             at = entry.begin - block[0][1].begin
-            if block[-1][1].end != entry.begin or at % align or at + size > _WINDOW_BYTES:
+            if size >= _OWN_BYTES or block[-1][1].end != entry.begin or at % align or at + size > _BLOCK_BYTES:
                 end_block()
         block.append((name, entry))
+        if size >= _OWN_BYTES:
+            end_block()
     end_block()
     settle(device)
-    return {name: made[name] for name in entries}, places
-
-
-def _runs(entries: Mapping[str, safetensors.Entry], places: Mapping[str, int]) -> Iterator[Tuple[int, int, int]]:
-    """(begin, end, address): what lies in one piece in both."""
-    begin = end = address = 0
-    for name, place in sorted(places.items(), key=lambda item: entries[item[0]].begin):
-        entry = entries[name]
-        if entry.begin == end and place == address + end - begin and end > begin:
-            end = entry.end
-            continue
-        if end > begin:
-            yield begin, end, address
-        begin, end, address = entry.begin, entry.end, place
-    if end > begin:
-        yield begin, end, address
+    return {name: made[name] for name in entries}, places, runs
 
 
 def _gather(file: in_place.Gathered, places: Mapping[str, int], copies: Copies) -> None:
@@ -477,7 +612,7 @@ def _gather(file: in_place.Gathered, places: Mapping[str, int], copies: Copies) 
     def source(number: int) -> Pages:
         if number not in sources:
             handle = file.sources.file(number)
-            sources[number] = copies.pages(handle, os.fstat(handle).st_size)
+            sources[number] = copies.pages(handle, os.fstat(handle).st_size, False, _on_host(pages.ask(handle)))
         return sources[number]
     for name, place in places.items():
         entry = file.entries[name]
@@ -494,6 +629,13 @@ def _gather(file: in_place.Gathered, places: Mapping[str, int], copies: Copies) 
             copies.put(place, size, lambda buffer, e=entry, s=size: file.fill(e, _view(buffer, s)))  # type: ignore[misc]
         else:
             _gather_in_pieces(file, entry, place, copies)
+
+
+def _on_host(found: Optional[pages.Found]) -> Optional[pages.Found]:
+    if found is not None and found.gpu:
+        os.close(found.descriptor)
+        return None
+    return found
 
 
 def _gather_in_pieces(file: in_place.Gathered, entry: safetensors.Entry, place: int, copies: Copies) -> None:
@@ -522,7 +664,7 @@ def gpu_of(tensor: Any) -> Any:
 
 def store(file: int, size: int, placed: List[Tuple[int, Any]]) -> bool:
     """Writes tensors of GPUs, each in one piece, into a file that has all its `size` bytes of space, at these offsets.
-    False: they must be written otherwise; nothing is lost. DriverError.
+    False: they must be written otherwise.
     """
     drivers: Dict[Driver, List[Tuple[int, Any]]] = {}
     for offset, tensor in placed:
@@ -530,16 +672,17 @@ def store(file: int, size: int, placed: List[Tuple[int, Any]]) -> bool:
         if driver is None:
             return False
         drivers.setdefault(driver, []).append((offset, tensor))
-    for driver, tensors in drivers.items():
-        settle(tensors[0][1].device)
-        with Copies(driver, to_device=False) as copies:
-            try:
-                target = copies.pages(file, size, writable=True)
-            except OSError:  # it cannot be mapped
-                return False
-            for offset, tensor in tensors:
-                copies.add(Copy(target, offset, tensor.numel() * tensor.element_size(), tensor.data_ptr()))
-            copies.wait()
+    try:
+        for driver, tensors in drivers.items():
+            settle(tensors[0][1].device)
+            with Copies(driver, to_device=False) as copies:
+                target = copies.pages(file, size, True, _on_host(pages.ask(file)))
+                for offset, tensor in tensors:
+                    copies.add(Copy(target, offset, tensor.numel() * tensor.element_size(), tensor.data_ptr()))
+                copies.wait()
+    except DriverError as error:  # as of memory that it cannot pin
+        _tell_once(f"PyTorch copies what is saved: {error}")
+        return False
     return True
 
 
@@ -581,9 +724,9 @@ def snapshot(sections: Mapping[str, Mapping[str, Any]]) -> Optional[Snapshot]:
 
 
 def bytes_free(device: Any) -> int:
-    """What PyTorch can have there."""
+    """What PyTorch can have there beside the most that it has had so far: the next step needs that again."""
     import torch
-    return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.max_memory_allocated(device))
 
 
 def mark(device: Any) -> Callable[[], None]:

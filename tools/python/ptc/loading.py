@@ -30,7 +30,7 @@ _MARKS = (states.FILE, "config.json", "model_index.json", "latest", "latest_chec
 
 
 def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy: bool = False,
-         copy: bool = False) -> Dict[str, Any]:
+         copy: bool = False, shared: bool = False) -> Dict[str, Any]:
     """What `save` saved, as this rank has it under a layout: <job>/current, or …/layouts/<any layout>.
 
     A job, and its `current`, stand for the newest checkpoint that is committed, under the layout in force; all
@@ -44,6 +44,9 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     `copy`: into memory of this process alone. So, and for a device, what the layout in force is not made of is read
     from where its bytes lie, and not computed first: the fastest way to all of a rank's state.
 
+    `shared`: of a layout with "memory": "device" the tensors are what ptcfs has on this GPU, and nothing is copied. They are
+    for reading: a kernel that writes to one ends all that the process does on GPUs.
+
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
     what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
     of one .pt (.pth, .bin, .ckpt, or a set of them) is what that holds. Types that NumPy has not, like bfloat16, are
@@ -56,10 +59,10 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     processes = group.world_size_said() if rank is None else None
     where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank, processes)
     with _of_one_commit(where):
-        return _load(where, device, numpy or torch_or_none() is None, copy)
+        return _load(where, device, numpy or torch_or_none() is None, copy, shared)
 
 
-def _load(where: str, device: Any, numpy: bool, copy: bool) -> Dict[str, Any]:
+def _load(where: str, device: Any, numpy: bool, copy: bool, shared: bool) -> Dict[str, Any]:
     text = read_text(where)
     dcp = (text or {}).get("dcp", {"sections": {}, "paths": {}})  # of Writer
     sections: Dict[str, Dict[str, Any]] = {}
@@ -67,7 +70,7 @@ def _load(where: str, device: Any, numpy: bool, copy: bool) -> Dict[str, Any]:
     origin = Origin.of(where)
     values = _values_of_dcp(dcp) if "values" in dcp and torch_or_none() is not None else []
     found = False
-    for mapped, tensors in gpus.tensors_of_files(where, _files(where, (".safetensors",)), device, numpy, copy):
+    for mapped, tensors in gpus.tensors_of_files(where, _files(where, (".safetensors",)), device, numpy, copy, shared):
         found = True
         file = os.path.relpath(mapped.path, where)
         section = section_of(file)

@@ -97,7 +97,7 @@ def _write_from_gpus(file: int, arrays: Sequence[Tuple[str, Bytes]], begin: int,
     placed = []
     for _, array in arrays:
         if array.on_gpu and array.nbytes:
-            placed.append((begin, array.in_one_piece()))
+            placed.append((begin, array.value))
         begin += array.nbytes
     return device.store(file, size, placed)
 
@@ -185,6 +185,15 @@ class Mapped(InMemory):
             size = os.fstat(file.fileno()).st_size
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size >= 8 else None
         super().__init__(path, memory, size)
+
+
+def described(path: str, file: int) -> InMemory:
+    """An open file of which only the header is read: it has no tensors, but says where they lie."""
+    size = os.fstat(file).st_size
+    begin = os.pread(file, 8, 0)
+    length = int.from_bytes(begin, "little")
+    known = 0 < length <= min(_MAX_HEADER_BYTES, size - 8)
+    return InMemory(path, begin, size, os.pread(file, length, 8) if known else None)
 
 
 def read_header_of_npy(memory: Any) -> Tuple[str, Tuple[int, ...], int]:
