@@ -31,6 +31,10 @@ uint32_t max_body_bytes(FrameType type) {
       return kMaxDataBytes;
     case FrameType::kFetch:
       return kMaxFetchBytes;
+    case FrameType::kDeviceFetch:
+      return kMaxDeviceFetchBytes;
+    case FrameType::kDeviceChunk:
+      return 64;
   }
   return 0;
 }
@@ -72,7 +76,7 @@ Result<FrameHeader> decode_frame_header(std::span<const std::byte, kFrameHeaderB
                       "run the same ptcfs on all nodes",
                       version, kProtocolVersion);
   if (type < static_cast<uint16_t>(FrameType::kHello) ||
-      type > static_cast<uint16_t>(FrameType::kFetch))
+      type > static_cast<uint16_t>(FrameType::kDeviceChunk))
     return make_error(Code::kCorrupt, "there are no frames of type {}", type);
   if (header.body_bytes > max_body_bytes(header.type))
     return make_error(Code::kCorrupt, "a frame of type {} with {} bytes is longer than {}", type,

@@ -10,7 +10,7 @@
 
 namespace ptc {
 
-inline constexpr uint16_t kProtocolVersion = 6;
+inline constexpr uint16_t kProtocolVersion = 7;
 
 /// On the wire: never renumber.
 enum class FrameType : uint16_t {
@@ -24,11 +24,14 @@ enum class FrameType : uint16_t {
   kData = 8,
   kPing = 9,
   kFetch = 10,
+  kDeviceFetch = 11,
+  kDeviceChunk = 12,
 };
 
 inline constexpr size_t kFrameHeaderBytes = 32;
 inline constexpr uint32_t kMaxDataBytes = 1 << 20;
 inline constexpr uint32_t kMaxFetchBytes = 16 << 20;
+inline constexpr uint32_t kMaxDeviceFetchBytes = kMaxFetchBytes + (1 << 10);
 inline constexpr uint64_t kMaxCallBytes = 256 << 20;  // in frames of at most kMaxDataBytes
 
 /// The longest body of a frame of this type; 0 of a type that does not exist.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "store/base/bytes.h"
+#include "store/device/device_link.h"
 #include "store/tensor/packed_copy.h"
 
 namespace ptc {
@@ -68,6 +69,42 @@ bool read_part(ByteReader& in, FetchPart& part) {
   }
   runs = packed(runs);
   return in.good() && part.begin <= part.end && part.end <= total;
+}
+
+void write_fetch(ByteWriter& out, const FetchRequest& request) {
+  out.number(static_cast<uint32_t>(request.images.size()));
+  for (const std::string& image : request.images) out.text(image);
+  out.number(static_cast<uint32_t>(request.parts.size()));
+  for (const FetchPart& part : request.parts) {
+    out.number(part.image);
+    out.number(part.runs.level_count);
+    for (uint64_t number : {part.runs.source_offset, part.runs.run_bytes, part.begin, part.end})
+      out.number(number);
+    for (uint32_t level = 0; level < part.runs.level_count; ++level) {
+      out.number(part.runs.levels[level].count);
+      out.number(part.runs.levels[level].source_stride);
+    }
+  }
+}
+
+/// All that is left.
+Result<FetchRequest> read_fetch(ByteReader& in) {
+  FetchRequest request;
+  const size_t images = in.number<uint32_t>();
+  if (images > kMaxFetchItems || images > in.left() / (4 + kImageIdBytes))
+    return malformed("list of images");
+  request.images.reserve(images);
+  for (size_t i = 0; i < images; ++i) request.images.emplace_back(in.text(kImageIdBytes));
+  const size_t parts = in.number<uint32_t>();
+  if (!in.good() || parts > kMaxFetchItems || parts > in.left() / kPartBytes)
+    return malformed("list of runs");
+  request.parts.resize(parts);
+  for (size_t i = 0; i < parts; ++i) {
+    if (!read_part(in, request.parts[i]) || request.parts[i].image >= images)
+      return make_error(Code::kCorrupt, "run {} of a fetch cannot be", i);
+  }
+  if (!in.done()) return malformed("fetch");
+  return request;
 }
 
 }  // namespace
@@ -138,40 +175,55 @@ Result<CallHeader> decode_call(std::string_view body) {
 
 std::string encode(const FetchRequest& request) {
   ByteWriter out;
-  out.number(static_cast<uint32_t>(request.images.size()));
-  for (const std::string& image : request.images) out.text(image);
-  out.number(static_cast<uint32_t>(request.parts.size()));
-  for (const FetchPart& part : request.parts) {
-    out.number(part.image);
-    out.number(part.runs.level_count);
-    for (uint64_t number : {part.runs.source_offset, part.runs.run_bytes, part.begin, part.end})
-      out.number(number);
-    for (uint32_t level = 0; level < part.runs.level_count; ++level) {
-      out.number(part.runs.levels[level].count);
-      out.number(part.runs.levels[level].source_stride);
-    }
-  }
+  write_fetch(out, request);
   return out.take();
 }
 
 Result<FetchRequest> decode_fetch(std::string_view body) {
   ByteReader in(body);
-  FetchRequest request;
-  const size_t images = in.number<uint32_t>();
-  if (images > kMaxFetchItems || images > in.left() / (4 + kImageIdBytes))
-    return malformed("list of images");
-  request.images.reserve(images);
-  for (size_t i = 0; i < images; ++i) request.images.emplace_back(in.text(kImageIdBytes));
-  const size_t parts = in.number<uint32_t>();
-  if (!in.good() || parts > kMaxFetchItems || parts > in.left() / kPartBytes)
-    return malformed("list of runs");
-  request.parts.resize(parts);
-  for (size_t i = 0; i < parts; ++i) {
-    if (!read_part(in, request.parts[i]) || request.parts[i].image >= images)
-      return make_error(Code::kCorrupt, "run {} of a fetch cannot be", i);
-  }
-  if (!in.done()) return malformed("fetch");
+  return read_fetch(in);
+}
+
+std::string encode(const DeviceFetchRequest& request) {
+  ByteWriter out;
+  out.text(request.links);
+  out.number(request.device);
+  out.number(request.link);
+  out.text(request.id);
+  out.number(request.chunk_bytes);
+  write_fetch(out, request.fetch);
+  return out.take();
+}
+
+Result<DeviceFetchRequest> decode_device_fetch(std::string_view body) {
+  ByteReader in(body);
+  DeviceFetchRequest request;
+  request.links = in.text(kMaxNameBytes);
+  request.device = in.number<uint32_t>();
+  request.link = in.number<uint64_t>();
+  request.id = in.text(DeviceLinkMaker::kMostIdBytes);
+  request.chunk_bytes = in.number<uint64_t>();
+  if (!in.good() || request.device >= NodeMemory::kMostDevices ||
+      request.chunk_bytes < kLeastChunkBytes || request.chunk_bytes > kMostChunkBytes)
+    return malformed("fetch on a device");
+  PTC_TRY(request.fetch, read_fetch(in));
   return request;
+}
+
+std::string encode(const DeviceChunk& chunk) {
+  ByteWriter out;
+  for (const uint64_t number : {chunk.bytes, chunk.sum.lane[0], chunk.sum.lane[1]})
+    out.number(number);
+  return out.take();
+}
+
+Result<DeviceChunk> decode_device_chunk(std::string_view body) {
+  ByteReader in(body);
+  DeviceChunk chunk;
+  for (uint64_t* number : {&chunk.bytes, &chunk.sum.lane[0], &chunk.sum.lane[1]})
+    *number = in.number<uint64_t>();
+  if (!in.done() || chunk.bytes == 0) return malformed("chunk of a device");
+  return chunk;
 }
 
 }  // namespace ptc

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "store/base/error.h"
+#include "store/tensor/checksum.h"
 #include "store/tensor/strided_copy.h"
 
 namespace ptc {
@@ -55,5 +56,29 @@ std::string encode(const FetchRequest& request);
 /// Nothing in it overflows: all products and sums of a part fit into 64 bits, begin ≤ end ≤ its
 /// bytes.
 Result<FetchRequest> decode_fetch(std::string_view body);
+
+/// Of what is staged on a device and sent over a link at a time.
+inline constexpr uint64_t kLeastChunkBytes = 64 << 10, kMostChunkBytes = 1 << 30;
+
+/// A fetch whose bytes go from a device of who answers to one of who asks, over a link between the
+/// two (store/device/device_link.h).
+struct DeviceFetchRequest {
+  std::string links;         // their kind, DeviceLinkMaker::name()
+  uint32_t device = 0;       // of who answers
+  uint64_t link = 0;         // which, of those that who asks has made
+  std::string id;            // it is made now, by this; empty: it is open
+  uint64_t chunk_bytes = 0;  // at most in a chunk
+  FetchRequest fetch;
+};
+std::string encode(const DeviceFetchRequest& request);
+Result<DeviceFetchRequest> decode_device_fetch(std::string_view body);
+
+/// So many bytes, at least one, go over the link now; with their checksum as of a tensor's.
+struct DeviceChunk {
+  uint64_t bytes = 0;
+  Checksum sum;
+};
+std::string encode(const DeviceChunk& chunk);
+Result<DeviceChunk> decode_device_chunk(std::string_view body);
 
 }  // namespace ptc

@@ -71,6 +71,7 @@ struct PeerServer::Impl {
   std::atomic<size_t> waiting{0};  // calls that may wait
   SpareThreads calls{"ptcfs-call"}, calls_at_once{"ptcfs-answer", kThreadsAtOnce};
   SpareThreads readers{"ptcfs-read", kReadAtOnce};
+  SpareThreads senders{"ptcfs-link"};  // as many as there are links
 
   bool stopping() const { return stop.stop_requested(); }
   asio::awaitable<void> accept_all();
@@ -245,6 +246,11 @@ Task<> PeerServer::Impl::serve_requests(Connection& connection, const std::strin
       PTC_CO_TRY(auto fetch, decode_fetch(body));
       FetchSender sender(connection, *options.images, readers);
       PTC_CO_TRY(co_await sender.send(header.request, fetch));
+    } else if (header.type == FrameType::kDeviceFetch) {
+      PTC_CO_TRY(auto body, co_await connection.receive_body(header));
+      PTC_CO_TRY(auto fetch, decode_device_fetch(body));
+      DeviceSender sender(connection, options.links, options.device_images, senders, from_node);
+      PTC_CO_TRY(co_await sender.send(header.request, fetch));
     } else {
       co_return unexpected(header);
     }
@@ -363,6 +369,8 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
   if (!impl->options.io) {
     PTC_TRY(impl->options.io, IoThreads::start());
   }
+  if (!impl->options.device_images)
+    impl->options.device_images = images_as_mapped(*impl->options.images);
   impl->listener.emplace(std::move(listener.fd));
   impl->listener->set_patience({std::chrono::hours(1), Deadline::max(), impl->stop.get_token()});
   const IoExecutor executor = impl->options.io->next();

@@ -23,7 +23,7 @@ void advance(FetchItem& item, uint64_t to) {
 
 }  // namespace
 
-Landing::Landing(std::vector<FetchItem*> items) : items_(std::move(items)) {
+WantedString::WantedString(std::vector<FetchItem*> items) : items_(std::move(items)) {
   std::erase_if(items_, [&](FetchItem* item) {
     const uint64_t bytes = bytes_of(*item);
     bytes_left_ += bytes;
@@ -32,7 +32,7 @@ Landing::Landing(std::vector<FetchItem*> items) : items_(std::move(items)) {
   });
 }
 
-Landing::Asked Landing::ask(size_t max_items) const {
+WantedString::Asked WantedString::ask(size_t max_items) const {
   Asked asked;
   std::unordered_map<std::string_view, uint32_t> index;
   for (size_t i = first_; i < items_.size() && asked.request.parts.size() < max_items; ++i) {
@@ -48,20 +48,37 @@ Landing::Asked Landing::ask(size_t max_items) const {
   return asked;
 }
 
-std::span<const iovec> Landing::place(uint64_t bytes) {
+std::vector<WantedString::Cut> WantedString::next_cuts(uint64_t bytes) const {
   PTC_CHECK(bytes <= bytes_left_);
-  if (buffer_.size() < bytes) buffer_.resize(bytes);
-  pieces_.clear();
-  cuts_.clear();
-  size_t buffered = 0;
+  std::vector<Cut> cuts;
   for (size_t i = first_; bytes > 0; ++i) {
     FetchItem& item = *items_[i];
     const uint64_t begin = packed_offset(item.copy, item.begin);
     const uint64_t all = packed_offset(item.copy, item.end) - begin;
-    Cut cut{&item, item.end, std::min(all, bytes), kDirect};
+    Cut cut{&item, item.end, std::min(all, bytes), 0};
     if (cut.bytes < all) cut.target_end = target_of_packed(item.copy, begin + cut.bytes - 1) + 1;
+    cuts.push_back(cut);
+    bytes -= cut.bytes;
+  }
+  return cuts;
+}
+
+void WantedString::finish(const Cut& cut) {
+  advance(*cut.item, cut.target_end);
+  bytes_left_ -= cut.bytes;
+  if (cut.item->begin == cut.item->end) ++first_;
+}
+
+std::span<const iovec> Landing::place(uint64_t bytes) {
+  if (buffer_.size() < bytes) buffer_.resize(bytes);
+  pieces_.clear();
+  size_t buffered = 0;
+  cuts_ = next_cuts(bytes);
+  for (Cut& cut : cuts_) {
+    FetchItem& item = *cut.item;
     if (item.writer == nullptr && cut.bytes >= kLongRun &&
         (item.copy.run_bytes >= kLongRun || cut.target_end - item.begin == cut.bytes)) {
+      cut.buffered = kDirect;
       std::byte* const at_begin = target_of(item);
       for_each_run(item.copy, item.begin, cut.target_end,
                    [&](uint64_t, uint64_t target, uint64_t run) {
@@ -72,21 +89,16 @@ std::span<const iovec> Landing::place(uint64_t bytes) {
       add_piece(pieces_, buffer_.data() + buffered, cut.bytes);
       buffered += cut.bytes;
     }
-    cuts_.push_back(cut);
-    bytes -= cut.bytes;
   }
   return pieces_;
 }
 
 Result<> Landing::accept() {
   for (const Cut& cut : cuts_) {
-    FetchItem& item = *cut.item;
     if (cut.buffered != kDirect) {
-      PTC_TRY(put_runs(item, cut.target_end, buffer_.data() + cut.buffered));
+      PTC_TRY(put_runs(*cut.item, cut.target_end, buffer_.data() + cut.buffered));
     }
-    advance(item, cut.target_end);
-    bytes_left_ -= cut.bytes;
-    if (item.begin == item.end) ++first_;
+    finish(cut);
   }
   return ok();
 }

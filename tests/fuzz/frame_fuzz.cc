@@ -1,9 +1,11 @@
 // What a node takes from another: a frame's header, and behind it the body of its type.
+#include <algorithm>
 #include <cstring>
 
 #include "fuzz.h"
 #include "store/rpc/frame.h"
 #include "store/rpc/messages.h"
+#include "store/tensor/packed_copy.h"
 
 namespace ptc::fuzz {
 namespace {
@@ -16,14 +18,36 @@ std::string frame(FrameType type, std::string_view body) {
          std::string(body);
 }
 
-void check_fetch(std::string_view body) {
-  auto fetch = decode_fetch(body);
-  if (!fetch) return check_error(fetch.error());
-  for (const FetchPart& part : fetch.value().parts) {
-    PTC_CHECK(part.image < fetch.value().images.size());
+void check_parts(const FetchRequest& fetch) {
+  for (const FetchPart& part : fetch.parts) {
+    PTC_CHECK(part.image < fetch.images.size());
     PTC_CHECK(part.begin <= part.end && part.end <= part.runs.total_bytes());
     PTC_CHECK(part.runs.source_end() >= part.runs.run_bytes);
     PTC_CHECK(part.runs.target_end() == part.runs.total_bytes());
+  }
+}
+
+void check_fetch(std::string_view body) {
+  auto fetch = decode_fetch(body);
+  if (!fetch) return check_error(fetch.error());
+  check_parts(fetch.value());
+  PTC_CHECK(encode(fetch.value()) == body);
+}
+
+void check_device_fetch(std::string_view body) {
+  auto fetch = decode_device_fetch(body);
+  if (!fetch) return check_error(fetch.error());
+  check_parts(fetch.value().fetch);
+  // What a part asks for can be cut as a launch on a device wants it.
+  for (const FetchPart& part : fetch.value().fetch.parts) {
+    uint64_t bytes = 0;
+    const uint64_t end = std::min(part.end, part.begin + kLeastChunkBytes);
+    for (const StridedCopy& cut : cut_to_window(part.runs, part.begin, end)) {
+      PTC_CHECK(cut.target_offset >= part.begin && cut.target_end() <= end);
+      PTC_CHECK(cut.source_end() <= part.runs.source_end());
+      bytes += cut.total_bytes();
+    }
+    PTC_CHECK(bytes == end - part.begin);
   }
   PTC_CHECK(encode(fetch.value()) == body);
 }
@@ -44,6 +68,10 @@ void check_body(FrameType type, std::string_view body) {
       return check(body, decode_call(body));
     case FrameType::kFetch:
       return check_fetch(body);
+    case FrameType::kDeviceFetch:
+      return check_device_fetch(body);
+    case FrameType::kDeviceChunk:
+      return check(body, decode_device_chunk(body));
     case FrameType::kError:
       (void)decode_error(body);
       return;
@@ -77,7 +105,11 @@ std::vector<std::string> large_inputs() {
   part.runs.level_count = 1;
   part.runs.levels[0] = {UINT64_MAX, 1, 1};
   parts.parts.assign(16'000, part);
-  return {frame(FrameType::kFetch, encode(images)), frame(FrameType::kFetch, encode(parts)),
+  DeviceFetchRequest device;
+  device.chunk_bytes = kLeastChunkBytes;
+  device.fetch = parts;
+  return {frame(FrameType::kDeviceFetch, encode(device)), frame(FrameType::kFetch, encode(images)),
+          frame(FrameType::kFetch, encode(parts)),
           frame(FrameType::kFetch, std::string(kMegabyte, '\0')),
           frame(FrameType::kError, encode(Error(Code::kBusy, std::string(kMegabyte, '\xff'))))};
 }

@@ -1,13 +1,16 @@
 // The bytes of the protocol: checksum, header, messages, and runs as one string.
 #include "store/rpc/frame.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expect_error.h"
 #include "store/base/crc32c.h"
+#include "store/base/memory_place.h"
 #include "store/rpc/messages.h"
 #include "store/tensor/packed_copy.h"
 
@@ -68,7 +71,7 @@ TEST(Frame, LengthsAndTypesAreLimited) {
                      Code::kCorrupt, part);
   };
   EXPECT_TRUE(refused(0, 0, "type 0"));
-  EXPECT_TRUE(refused(11, 0, "type 11"));
+  EXPECT_TRUE(refused(13, 0, "type 13"));
   EXPECT_TRUE(refused(8, kMaxDataBytes + 1, "longer"));
   EXPECT_TRUE(refused(1, UINT32_MAX, "longer"));
   EXPECT_TRUE(refused(9, 1, "longer"));
@@ -132,7 +135,95 @@ TEST(PackedCopy, IsTheRunsOneBehindTheOther) {
     }
     for (size_t i = 0; i < target_of.size(); ++i)
       ASSERT_EQ(target_of_packed(copy, i), target_of[i]);
+    uint64_t at = 0;
+    const StridedCopy back = unpacked(copy);
+    EXPECT_EQ(back.source_end(), copy.total_bytes());
+    for_each_run(back, [&](uint64_t source, uint64_t target, uint64_t bytes) {
+      for (uint64_t i = 0; i < bytes; ++i, ++at) {
+        ASSERT_EQ(source + i, at);
+        ASSERT_EQ(target + i, target_of[at]);
+      }
+    });
   }
+}
+
+TEST(PackedCopy, AWindowIsAFewCopiesOfTheSameRuns) {
+  const uint64_t first = seed();
+  for (uint64_t now = first; now < first + 2000; ++now) {
+    SCOPED_TRACE("PTC_SEED=" + std::to_string(now));
+    std::mt19937_64 random(now);
+    const StridedCopy copy = random_copy(random);
+    const uint64_t begin = random() % (copy.target_end() + 3);
+    const uint64_t end = now % 5 == 0 ? UINT64_MAX : begin + random() % (copy.target_end() + 3);
+    std::vector<std::pair<uint64_t, uint64_t>> expected, found;  // source and target of each byte
+    for_each_run(copy, begin, end, [&](uint64_t source, uint64_t target, uint64_t bytes) {
+      for (uint64_t i = 0; i < bytes; ++i) expected.emplace_back(source + i, target + i);
+    });
+    const std::vector<StridedCopy> cuts = cut_to_window(copy, begin, end);
+    EXPECT_LE(cuts.size(), 2 * copy.level_count + 1);
+    for (const StridedCopy& cut : cuts)
+      for_each_run(cut, [&](uint64_t source, uint64_t target, uint64_t bytes) {
+        for (uint64_t i = 0; i < bytes; ++i) found.emplace_back(source + i, target + i);
+      });
+    std::sort(found.begin(), found.end());
+    std::sort(expected.begin(), expected.end());
+    ASSERT_EQ(found, expected);
+  }
+}
+
+/// A request with a part of each kind, and one without.
+DeviceFetchRequest some_device_fetch() {
+  DeviceFetchRequest request;
+  request.links = "NCCL 2.27.3";
+  request.device = 3;
+  request.link = 0x0102030405060708;
+  request.id = std::string("\0\x01id", 4);
+  request.chunk_bytes = 1 << 20;
+  request.fetch.images = {"0123456789abcdef"};
+  FetchPart part;
+  part.runs.run_bytes = 10;
+  part.runs.level_count = 1;
+  part.runs.levels[0] = {3, 20, 10};
+  part.end = 30;
+  request.fetch.parts = {part};
+  return request;
+}
+
+TEST(DeviceFetch, ComesBackAndNothingElseIsTaken) {
+  const DeviceFetchRequest request = some_device_fetch();
+  const std::string body = encode(request);
+  const DeviceFetchRequest again = decode_device_fetch(body).value();
+  EXPECT_EQ(encode(again), body);
+  EXPECT_EQ(again.links, request.links);
+  EXPECT_EQ(again.device, 3u);
+  EXPECT_EQ(again.link, request.link);
+  EXPECT_EQ(again.id, request.id);
+  EXPECT_EQ(again.fetch.parts.at(0).end, 30u);
+  for (size_t size = 0; size < body.size(); ++size)
+    EXPECT_TRUE(has_error(decode_device_fetch(body.substr(0, size)), Code::kCorrupt)) << size;
+  EXPECT_TRUE(has_error(decode_device_fetch(body + "x"), Code::kCorrupt));
+  const auto refused = [](auto change) {
+    DeviceFetchRequest wrong = some_device_fetch();
+    change(wrong);
+    EXPECT_TRUE(has_error(decode_device_fetch(encode(wrong)), Code::kCorrupt));
+  };
+  refused([](DeviceFetchRequest& wrong) { wrong.links = std::string(300, 'x'); });
+  refused([](DeviceFetchRequest& wrong) { wrong.id = std::string(129, 'x'); });
+  refused([](DeviceFetchRequest& wrong) { wrong.device = NodeMemory::kMostDevices; });
+  refused([](DeviceFetchRequest& wrong) { wrong.chunk_bytes = kLeastChunkBytes - 1; });
+  refused([](DeviceFetchRequest& wrong) { wrong.chunk_bytes = kMostChunkBytes + 1; });
+  refused([](DeviceFetchRequest& wrong) { wrong.fetch.parts[0].image = 1; });
+}
+
+TEST(DeviceChunk, ComesBack) {
+  const DeviceChunk chunk{12345, {{UINT64_MAX, 7}}};
+  const std::string body = encode(chunk);
+  EXPECT_EQ(decode_device_chunk(body).value().bytes, chunk.bytes);
+  EXPECT_EQ(decode_device_chunk(body).value().sum, chunk.sum);
+  for (size_t size = 0; size < body.size(); ++size)
+    EXPECT_TRUE(has_error(decode_device_chunk(body.substr(0, size)), Code::kCorrupt)) << size;
+  EXPECT_TRUE(has_error(decode_device_chunk(body + "x"), Code::kCorrupt));
+  EXPECT_TRUE(has_error(decode_device_chunk(encode(DeviceChunk{})), Code::kCorrupt));
 }
 
 }  // namespace

@@ -1,0 +1,149 @@
+#include "store/rpc/device_links.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "store/rpc/messages.h"
+
+namespace ptc {
+
+void LinkTable::Drop::operator()(StagedLink* link) const {
+  delete link;
+  table->one_less();
+}
+
+void LinkTable::one_less() {
+  MutexLock lock(mutex_);
+  --in_use_;
+  changed_.notify_all();
+}
+
+template <class Fits>
+LinkTable::Held LinkTable::take(Fits fits) {
+  MutexLock lock(mutex_);
+  const auto found =
+      std::find_if(kept_.rbegin(), kept_.rend(),
+                   [&](const std::unique_ptr<StagedLink>& one) { return fits(*one); });
+  if (found == kept_.rend()) return {nullptr, Drop{this}};
+  Held link(found->release(), Drop{this});
+  kept_.erase(std::next(found).base());
+  ++in_use_;
+  return link;
+}
+
+LinkTable::Held LinkTable::make_place() {
+  std::unique_ptr<StagedLink> gives_way;  // ends without the lock
+  MutexLock lock(mutex_);
+  if (in_use_ + kept_.size() >= most_) {
+    if (kept_.empty()) return {nullptr, Drop{this}};
+    gives_way = std::move(kept_.front());
+    kept_.pop_front();
+  }
+  ++in_use_;
+  return {new StagedLink, Drop{this}};
+}
+
+bool LinkTable::wait_for_one(DeviceLink::Deadline deadline, const std::stop_token& stop) {
+  MutexLock lock(mutex_);
+  return changed_.wait_until(mutex_, stop, deadline,
+                             [&]() PTC_REQUIRES(mutex_) { return in_use_ < most_; });
+}
+
+void LinkTable::keep(Held link) {
+  MutexLock lock(mutex_);
+  kept_.emplace_back(link.release());
+  --in_use_;
+  changed_.notify_all();
+}
+
+size_t LinkTable::count() const {
+  MutexLock lock(mutex_);
+  return in_use_ + kept_.size();
+}
+
+DeviceLinks::DeviceLinks(std::vector<Device*> devices, std::unique_ptr<DeviceLinkMaker> maker,
+                         const DeviceLinksOptions& options)
+    : devices_(std::move(devices)),
+      maker_(std::move(maker)),
+      options_(options),
+      // A node that starts again does not name the links that it had before.
+      next_number_(std::random_device()() * (uint64_t{1} << 32)),
+      asked_(options.most),
+      answered_(options.most) {
+  PTC_CHECK(options.chunk_bytes >= kLeastChunkBytes && options.chunk_bytes <= kMostChunkBytes);
+}
+
+Device* DeviceLinks::device(NodeMemory memory) const {
+  for (Device* device : devices_)
+    if (device->memory() == memory) return device;
+  return nullptr;
+}
+
+Result<DeviceLinks::Held> DeviceLinks::ask(const std::string& node, NodeMemory there,
+                                           NodeMemory here, DeviceLink::Deadline deadline,
+                                           std::stop_token stop) {
+  const auto fits = [&](const StagedLink& one) {
+    return one.node == node && one.there == there && one.here == here;
+  };
+  for (;;) {
+    if (Held kept = asked_.take(fits)) return kept;
+    if (Held place = asked_.make_place()) {
+      place->node = node;
+      place->there = there;
+      place->here = here;
+      PTC_TRY(add_staging(*place));
+      return place;
+    }
+    if (asked_.wait_for_one(deadline, stop)) continue;
+    if (stop.stop_requested()) return Error(Code::kCancelled, "cancelled");
+    return make_error(Code::kUnavailable, "all {} links to other nodes are in use", options_.most);
+  }
+}
+
+Result<> DeviceLinks::make(StagedLink& link) {
+  link.link.reset();
+  link.number = next_number_++;
+  PTC_TRY(link.id, maker_->make_id());
+  PTC_TRY(link.link, maker_->make(*link.device, link.id, DeviceLinkMaker::End::kAsks));
+  return ok();
+}
+
+Result<DeviceLinks::Held> DeviceLinks::answer(const std::string& node, NodeMemory here,
+                                              uint64_t number, const std::string& id) {
+  if (device(here) == nullptr)
+    return invalid_argument("links do not end at {} here", here.to_string());
+  if (id.empty()) {
+    Held kept = answered_.take([&](const StagedLink& one) {
+      return one.node == node && one.number == number && one.here == here;
+    });
+    if (kept) return kept;
+  }
+  Held place = answered_.make_place();
+  if (!place) return too_busy(fmt::format("all {} links of other nodes are in use", options_.most));
+  if (id.empty()) return Error(Code::kConflict, "there is no link of that number here");
+  place->node = node;
+  place->here = here;
+  place->number = number;
+  place->id = id;
+  PTC_TRY(add_staging(*place));
+  PTC_TRY(place->link, maker_->make(*place->device, id, DeviceLinkMaker::End::kAnswers));
+  return place;
+}
+
+Result<> DeviceLinks::add_staging(StagedLink& link) {
+  link.device = device(link.here);
+  PTC_CHECK(link.device != nullptr);
+  for (DeviceMemory& buffer : link.staging) {
+    PTC_TRY(buffer, link.device->allocate(options_.chunk_bytes));
+  }
+  PTC_TRY(link.stream, link.device->stream());
+  return ok();
+}
+
+void DeviceLinks::keep(Held link) {
+  LinkTable* const table = link.get_deleter().table;
+  table->keep(std::move(link));
+}
+
+}  // namespace ptc

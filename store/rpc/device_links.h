@@ -1,0 +1,125 @@
+// The links between the devices of this node and those of others (store/device/device_link.h): few,
+// each kept for the next fetch between the same two devices.
+//
+// A link is asked for by the node whose device receives, and used by one fetch at a time. It has
+// two staging buffers on its own device: what is gathered into the one goes out while the other is
+// filled. Those that others asked for are counted apart, so that two nodes that ask each other for
+// bytes never wait for each other's links.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "store/base/error.h"
+#include "store/base/mutex.h"
+#include "store/device/device_link.h"
+
+namespace ptc {
+
+struct DeviceLinksOptions {
+  uint64_t chunk_bytes = 32 << 20;  // of a staging buffer; kLeastChunkBytes to kMostChunkBytes
+  size_t most = 8;                  // links that this node asked for, and as many that others did
+  std::chrono::milliseconds connect{20'000};  // until a link is made
+  std::chrono::milliseconds silence{10'000};  // until one over which nothing goes counts as dead
+};
+
+/// A link, and what this end of it needs. Threads: one at a time; link->abort(): any.
+struct StagedLink {
+  static constexpr size_t kBuffers = 2;
+
+  std::string node;        // of the other end
+  NodeMemory here, there;  // the two devices; `there` of a link that this node asked for
+  uint64_t number = 0;     // of who asked for it
+  std::string id;          // it is not connected yet, and this makes it
+  Device* device = nullptr;
+  DeviceMemory staging[kBuffers];
+  std::unique_ptr<DeviceStream> stream;
+  std::unique_ptr<DeviceLink> link;  // null: not made yet. Ends first
+};
+
+/// Links of one direction. Threads: any.
+class LinkTable {
+ public:
+  explicit LinkTable(size_t most) : most_(most) {}
+
+  /// Gives its place back, too.
+  struct Drop {
+    LinkTable* table;
+    void operator()(StagedLink* link) const;
+  };
+  using Held = std::unique_ptr<StagedLink, Drop>;
+
+  /// One that nobody uses, or null.
+  template <class Fits>
+  Held take(Fits fits) PTC_EXCLUDES(mutex_);
+  /// A place for a further one, empty; where there is none, that of the one that nobody has used
+  /// for longest, which ends. Null: all are in use.
+  Held make_place() PTC_EXCLUDES(mutex_);
+  /// Until one is no more in use. False: not in this time.
+  bool wait_for_one(DeviceLink::Deadline deadline, const std::stop_token& stop)
+      PTC_EXCLUDES(mutex_);
+  /// For the next one that wants it; it is good.
+  void keep(Held link) PTC_EXCLUDES(mutex_);
+  size_t count() const PTC_EXCLUDES(mutex_);  // in use or kept
+
+ private:
+  void one_less() PTC_EXCLUDES(mutex_);
+
+  const size_t most_;
+  mutable Mutex mutex_;
+  StoppableConditionVariable changed_;
+  std::list<std::unique_ptr<StagedLink>> kept_ PTC_GUARDED_BY(mutex_);  // used last: at the end
+  size_t in_use_ PTC_GUARDED_BY(mutex_) = 0;
+};
+
+/// Threads: any. Outlives what it gave; outlived by the devices.
+class DeviceLinks {
+ public:
+  using Held = LinkTable::Held;
+
+  DeviceLinks(std::vector<Device*> devices, std::unique_ptr<DeviceLinkMaker> maker,
+              const DeviceLinksOptions& options = {});
+
+  /// Null: no device of this node that links may end at.
+  Device* device(NodeMemory memory) const;
+  /// Their kind: both ends must have the same.
+  const std::string& kind() const { return maker_->name(); }
+  const DeviceLinksOptions& options() const { return options_; }
+
+  /// A link from a device of `node` to one here: one that is kept, else one that is not made
+  /// yet. Where as many are in use as may be, one of these is waited for. kUnavailable: not until
+  /// the deadline; kNoSpace: for staging; kCancelled.
+  Result<Held> ask(const std::string& node, NodeMemory there, NodeMemory here,
+                   DeviceLink::Deadline deadline, std::stop_token stop);
+  /// Makes it, or makes it anew, to be connected. Not before the node has said that it has none of
+  /// that number and would take one: an id that nobody uses costs NCCL a thread for good.
+  Result<> make(StagedLink& link);
+  /// The other end of one that `node` asked for under that number. With an id it is a new one.
+  /// kConflict: no link of that number is kept here, or another fetch uses it: the node is to make
+  /// a new one. too_busy(): as many are in use as may be. kInvalidArgument: no such device.
+  Result<Held> answer(const std::string& node, NodeMemory here, uint64_t number,
+                      const std::string& id);
+  /// After a fetch that went well.
+  void keep(Held link);
+
+  size_t asked() const { return asked_.count(); }
+  size_t answered() const { return answered_.count(); }
+
+ private:
+  Result<> add_staging(StagedLink& link);
+
+  const std::vector<Device*> devices_;
+  const std::unique_ptr<DeviceLinkMaker> maker_;
+  const DeviceLinksOptions options_;
+  std::atomic<uint64_t> next_number_;
+  LinkTable asked_, answered_;
+};
+
+}  // namespace ptc
