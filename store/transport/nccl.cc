@@ -230,9 +230,10 @@ class PairFetch {
       if (!chunk) return accept();
       const MemoryPointer staging = link.staging[buffer].begin();
       const ConstMemoryPointer from(staging.memory(), staging.address());
-      PTC_TRY(link.link->receive(staging, chunk->bytes));
-      PTC_TRY(link.link->wait(LinkClock::now() + links_.options().silence));
-      PTC_TRY(accept());
+      Result<> came = link.link->receive(staging, chunk->bytes);
+      if (came) came = link.link->wait(LinkClock::now() + links_.options().silence);
+      PTC_TRY(accept());  // of the one before, also where this one does not come
+      PTC_TRY(std::move(came));
       before = chunk;
       sum = {};
       const DeviceRun run{from, chunk->bytes, 0, 0};
@@ -265,6 +266,7 @@ class NcclTransport final : public Transport {
     std::map<DevicePair, std::vector<FetchItem*>> pairs;
     std::vector<FetchItem*> others;
     for (FetchItem& item : items) {
+      if (item.begin == item.end) continue;
       const MemoryPlace& place = item.source->place();
       const NodeMemory here = item.target_at_begin.memory();
       if (place.node.empty() || place.memory.is_host() || links_.device(here) == nullptr ||
@@ -272,7 +274,7 @@ class NcclTransport final : public Transport {
         others.push_back(&item);
       else pairs[{place.node, place.memory, here}].push_back(&item);
     }
-    if (pairs.empty()) return next_->fetch(items, std::move(stop), silence);
+    if (pairs.empty()) return by_next(others, stop, silence);
 
     std::vector<std::function<Result<>()>> work;
     for (auto& [pair, wanted] : pairs)
@@ -321,6 +323,7 @@ class NcclTransport final : public Transport {
     return by_next(wanted, stop, silence);
   }
 
+  /// What of them is still to come.
   Result<> by_next(const std::vector<FetchItem*>& wanted, const std::stop_token& stop,
                    std::chrono::milliseconds silence) {
     std::vector<FetchItem> items;

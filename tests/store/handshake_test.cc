@@ -285,10 +285,15 @@ TEST_F(Handshake, WhoWasLetInIsCutOffForNonsenseToo) {
   far[4 + 4 + 16 + 4] = 1;  // image number 1 of one
   fetch.parts[0].runs.level_count = 1;
   fetch.parts[0].runs.levels[0] = {UINT64_MAX, UINT64_MAX, 0};
+  DeviceFetchRequest device;  // with chunks of no bytes
+  device.fetch.images = fetch.images;
   const std::pair<FrameType, std::string> nonsense[] = {
       {FrameType::kFetch, far},
       {FrameType::kFetch, encode(fetch)},
       {FrameType::kFetch, "\xff\xff\xff\xff"},
+      {FrameType::kDeviceFetch, encode(device)},
+      {FrameType::kDeviceFetch, "\xff\xff\xff\xff"},
+      {FrameType::kDeviceChunk, encode(DeviceChunk{1, {}})},
       {FrameType::kCall, encode(CallHeader{"who", UINT64_MAX})},
       {FrameType::kReply, encode(CallHeader{"", 0})},
       {FrameType::kData, "data"},
