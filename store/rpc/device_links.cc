@@ -62,8 +62,8 @@ size_t LinkTable::count() const {
   return in_use_ + kept_.size();
 }
 
-DeviceLinks::DeviceLinks(std::vector<Device*> devices, std::unique_ptr<DeviceLinkMaker> maker,
-                         const DeviceLinksOptions& options)
+DeviceLinks::DeviceLinks(std::shared_ptr<const Devices> devices,
+                         std::unique_ptr<DeviceLinkMaker> maker, const DeviceLinksOptions& options)
     : devices_(std::move(devices)),
       maker_(std::move(maker)),
       options_(options),
@@ -72,12 +72,6 @@ DeviceLinks::DeviceLinks(std::vector<Device*> devices, std::unique_ptr<DeviceLin
       asked_(options.most),
       answered_(options.most) {
   PTC_CHECK(options.chunk_bytes >= kLeastChunkBytes && options.chunk_bytes <= kMostChunkBytes);
-}
-
-Device* DeviceLinks::device(NodeMemory memory) const {
-  for (Device* device : devices_)
-    if (device->memory() == memory) return device;
-  return nullptr;
 }
 
 Result<DeviceLinks::Held> DeviceLinks::ask(const std::string& node, NodeMemory there,
@@ -111,8 +105,7 @@ Result<> DeviceLinks::make(StagedLink& link) {
 
 Result<DeviceLinks::Held> DeviceLinks::answer(const std::string& node, NodeMemory here,
                                               uint64_t number, const std::string& id) {
-  if (device(here) == nullptr)
-    return invalid_argument("links do not end at {} here", here.to_string());
+  PTC_TRY(devices_->at(here));
   if (id.empty()) {
     Held kept = answered_.take([&](const StagedLink& one) {
       return one.node == node && one.number == number && one.here == here;
@@ -132,8 +125,7 @@ Result<DeviceLinks::Held> DeviceLinks::answer(const std::string& node, NodeMemor
 }
 
 Result<> DeviceLinks::add_staging(StagedLink& link) {
-  link.device = device(link.here);
-  PTC_CHECK(link.device != nullptr);
+  PTC_TRY(link.device, devices_->at(link.here));
   for (DeviceMemory& buffer : link.staging) {
     PTC_TRY(buffer, link.device->allocate(options_.chunk_bytes));
   }

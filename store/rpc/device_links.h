@@ -15,11 +15,11 @@
 #include <memory>
 #include <stop_token>
 #include <string>
-#include <vector>
 
 #include "store/base/error.h"
 #include "store/base/mutex.h"
 #include "store/device/device_link.h"
+#include "store/device/devices.h"
 
 namespace ptc {
 
@@ -79,16 +79,15 @@ class LinkTable {
   size_t in_use_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
-/// Threads: any. Outlives what it gave; outlived by the devices.
+/// Threads: any. Outlives what it gave.
 class DeviceLinks {
  public:
   using Held = LinkTable::Held;
 
-  DeviceLinks(std::vector<Device*> devices, std::unique_ptr<DeviceLinkMaker> maker,
+  DeviceLinks(std::shared_ptr<const Devices> devices, std::unique_ptr<DeviceLinkMaker> maker,
               const DeviceLinksOptions& options = {});
 
-  /// Null: no device of this node that links may end at.
-  Device* device(NodeMemory memory) const;
+  const Devices& devices() const { return *devices_; }
   /// Their kind: both ends must have the same.
   const std::string& kind() const { return maker_->name(); }
   const DeviceLinksOptions& options() const { return options_; }
@@ -115,7 +114,7 @@ class DeviceLinks {
  private:
   Result<> add_staging(StagedLink& link);
 
-  const std::vector<Device*> devices_;
+  const std::shared_ptr<const Devices> devices_;
   const std::unique_ptr<DeviceLinkMaker> maker_;
   const DeviceLinksOptions options_;
   std::atomic<uint64_t> next_number_;

@@ -20,18 +20,8 @@ DeviceLink::Deadline link_deadline(std::chrono::milliseconds time) {
 
 }  // namespace
 
-FindDeviceImage images_as_mapped(ImageStore& images) {
-  return [&images](const std::string& id) -> Result<DeviceImage> {
-    PTC_TRY(ImageRef image, images.open(ImageId{id}));
-    PTC_TRY(const ConstMemoryPointer begin, image->map());
-    const uint64_t bytes = image->bytes();
-    return DeviceImage{begin, bytes, std::move(image)};
-  };
-}
-
-DeviceSender::DeviceSender(Connection& connection, DeviceLinks* links,
-                           const FindDeviceImage& images, SpareThreads& threads,
-                           std::string from_node)
+DeviceSender::DeviceSender(Connection& connection, DeviceLinks* links, ImageStore& images,
+                           SpareThreads& threads, std::string from_node)
     : connection_(connection),
       links_(links),
       images_(images),
@@ -48,7 +38,7 @@ Result<> DeviceSender::check(const DeviceFetchRequest& fetch) {
     if (__builtin_add_overflow(bytes_, part.end - part.begin, &bytes_))
       return make_error(Code::kCorrupt, "more bytes are wanted than can be counted");
   chunk_bytes_ = std::min(fetch.chunk_bytes, links_->options().chunk_bytes);
-  found_.resize(fetch.fetch.images.size());
+  held_.resize(fetch.fetch.images.size());
   return ok();
 }
 
@@ -133,21 +123,22 @@ Task<> DeviceSender::in_background(uint64_t request, std::function<Result<>()> w
   co_return *std::move(done);
 }
 
-Result<const DeviceImage*> DeviceSender::image_of(const FetchRequest& fetch,
-                                                  const FetchPart& part) {
-  std::optional<DeviceImage>& image = found_[part.image];
+/// The image of a part in the device's memory, held until all is sent.
+Result<ConstMemoryPointer> DeviceSender::source_of(const FetchRequest& fetch,
+                                                   const FetchPart& part) {
+  ImageRef& image = held_[part.image];
   const std::string& id = fetch.images[part.image];
-  if (!image) {
-    PTC_TRY(DeviceImage found, images_(id));
-    if (found.begin.memory() != link_->here)
+  if (image == nullptr) {
+    PTC_TRY(ImageRef found, images_.open(ImageId{id}));
+    if (const NodeMemory memory = found->place().memory; memory != link_->here)
       return make_error(Code::kNotFound, "image {} is in the memory of {}, not of {}", id,
-                        found.begin.memory().to_string(), link_->here.to_string());
+                        memory.to_string(), link_->here.to_string());
     image = std::move(found);
   }
-  if (part.runs.source_end() > image->bytes)
-    return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, image->bytes,
+  if (part.runs.source_end() > image->bytes())
+    return make_error(Code::kCorrupt, "image {} has {} bytes, {} are needed", id, image->bytes(),
                       part.runs.source_end());
-  return &*image;
+  return image->map();
 }
 
 /// The next bytes, as many as a chunk has, in one launch. An error about an image ends what is
@@ -160,15 +151,15 @@ Result<DeviceChunk> DeviceSender::gather(const FetchRequest& fetch, MemoryPointe
     const uint64_t begin = part.begin + at_;
     const uint64_t bytes = std::min(part.end - begin, chunk_bytes_ - chunk.bytes);
     if (bytes > 0) {
-      auto image = image_of(fetch, part);
-      if (image.has_error()) {
-        image_error_ = std::move(image).error();
+      const auto source = source_of(fetch, part);
+      if (source.has_error()) {
+        image_error_ = source.error();
         break;
       }
-      for (StridedCopy& cut : cut_to_window(part.runs, begin, begin + bytes)) {
-        cut.target_offset -= begin;
-        copies.push_back({image.value()->begin, buffer + chunk.bytes, cut});
-      }
+      const MemoryPointer to = buffer + chunk.bytes;
+      for_each_rectangle(part.runs, begin, begin + bytes, [&](const StridedCopy& rectangle) {
+        copies.push_back({source.value(), {to.memory(), to.address() - begin}, rectangle});
+      });
     }
     chunk.bytes += bytes;
     at_ += bytes;

@@ -17,25 +17,13 @@
 
 namespace ptc {
 
-/// An image in a memory of this node, for as long as it is held.
-struct DeviceImage {
-  ConstMemoryPointer begin;
-  uint64_t bytes = 0;
-  std::shared_ptr<const void> held;
-};
-/// kNotFound: there is no such image. Threads: any.
-using FindDeviceImage = std::function<Result<DeviceImage>(const std::string& id)>;
-
-/// Images of a store as they are mapped, in whichever memory.
-FindDeviceImage images_as_mapped(ImageStore& images);
-
 /// Gathers the runs into one staging buffer while the other one is sent. For one request. Threads:
 /// one, of the network; what waits for a device or for the link is done by `threads`. A peer that
 /// is gone is noticed by the pings that it gets meanwhile; then the link is given up.
 class DeviceSender {
  public:
   /// `links`: null: this node has none.
-  DeviceSender(Connection& connection, DeviceLinks* links, const FindDeviceImage& images,
+  DeviceSender(Connection& connection, DeviceLinks* links, ImageStore& images,
                SpareThreads& threads, std::string from_node);
 
   /// Errors are the connection's. All others are told to the peer behind the chunks before them.
@@ -48,22 +36,22 @@ class DeviceSender {
   Task<> send_chunks(uint64_t request, const DeviceFetchRequest& fetch);
   Result<> hears(Result<> sent);
   Task<> in_background(uint64_t request, std::function<Result<>()> work);
-  Result<const DeviceImage*> image_of(const FetchRequest& fetch, const FetchPart& part);
+  Result<ConstMemoryPointer> source_of(const FetchRequest& fetch, const FetchPart& part);
   Result<DeviceChunk> gather(const FetchRequest& fetch, MemoryPointer buffer);
 
   Connection& connection_;
   DeviceLinks* const links_;
-  const FindDeviceImage& images_;
+  ImageStore& images_;
   SpareThreads& threads_;
   const std::string from_node_;
   DeviceLinks::Held link_{nullptr, {nullptr}};
   uint64_t bytes_ = 0;  // of all parts
   uint64_t chunk_bytes_ = 0;
-  size_t part_ = 0;                                // the next bytes are of this one,
-  uint64_t at_ = 0;                                // so many bytes of its string behind its begin
-  std::vector<std::optional<DeviceImage>> found_;  // as in FetchRequest::images
-  std::optional<Error> image_error_;               // behind what was gathered
-  std::optional<Error> gone_;                      // the peer
+  size_t part_ = 0;                   // the next bytes are of this one,
+  uint64_t at_ = 0;                   // so many bytes of its string behind its begin
+  std::vector<ImageRef> held_;        // as in FetchRequest::images
+  std::optional<Error> image_error_;  // behind what was gathered
+  std::optional<Error> gone_;         // the peer
 };
 
 }  // namespace ptc

@@ -21,6 +21,7 @@
 #include "store/base/spare_threads.h"
 #include "store/net/address.h"
 #include "store/rpc/connection.h"
+#include "store/rpc/device_sender.h"
 #include "store/rpc/fetch_sender.h"
 #include "store/rpc/handshake.h"
 #include "store/rpc/messages.h"
@@ -249,7 +250,7 @@ Task<> PeerServer::Impl::serve_requests(Connection& connection, const std::strin
     } else if (header.type == FrameType::kDeviceFetch) {
       PTC_CO_TRY(auto body, co_await connection.receive_body(header));
       PTC_CO_TRY(auto fetch, decode_device_fetch(body));
-      DeviceSender sender(connection, options.links, options.device_images, senders, from_node);
+      DeviceSender sender(connection, options.links, *options.images, senders, from_node);
       PTC_CO_TRY(co_await sender.send(header.request, fetch));
     } else {
       co_return unexpected(header);
@@ -369,8 +370,6 @@ Result<std::unique_ptr<PeerServer>> PeerServer::start(PeerServerOptions options)
   if (!impl->options.io) {
     PTC_TRY(impl->options.io, IoThreads::start());
   }
-  if (!impl->options.device_images)
-    impl->options.device_images = images_as_mapped(*impl->options.images);
   impl->listener.emplace(std::move(listener.fd));
   impl->listener->set_patience({std::chrono::hours(1), Deadline::max(), impl->stop.get_token()});
   const IoExecutor executor = impl->options.io->next();

@@ -14,7 +14,7 @@
 #include "store/image/image_store.h"
 #include "store/net/io_threads.h"
 #include "store/rpc/credentials.h"
-#include "store/rpc/device_sender.h"
+#include "store/rpc/device_links.h"
 #include "store/rpc/peer_numbers.h"
 
 namespace ptc {
@@ -26,7 +26,6 @@ struct PeerServerOptions {
   PeerAuth auth;
   ImageStore* images = nullptr;             // what fetches read; outlives the server
   DeviceLinks* links = nullptr;             // of devices; null: none. Outlives the server
-  FindDeviceImage device_images = nullptr;  // what is read on them; null: as `images` maps it
   std::shared_ptr<IoThreads> io = nullptr;  // null: threads of its own
   size_t max_connections =
       descriptors_for_peers();  // that were let in; for a further one an idle one is closed

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "store/tensor/strided_copy.h"
 
@@ -15,10 +14,6 @@ StridedCopy packed(const StridedCopy& copy);
 
 /// The other half of the way: from that string, whose byte 0 is source byte 0, to the target.
 StridedCopy unpacked(const StridedCopy& copy);
-
-/// The runs that fall into the target window [begin, end), cut to it, as copies that need no
-/// window; 2 × levels + 1 of them at most, in no order.
-std::vector<StridedCopy> cut_to_window(const StridedCopy& copy, uint64_t begin, uint64_t end);
 
 /// How many bytes of runs lie before the target byte `target`. O(levels).
 uint64_t packed_offset(const StridedCopy& copy, uint64_t target);

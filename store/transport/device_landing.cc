@@ -10,11 +10,12 @@ std::vector<DeviceCopy> DeviceLanding::place(uint64_t bytes, ConstMemoryPointer 
   for (const Cut& cut : cuts_) {
     const FetchItem& item = *cut.item;
     const uint64_t before = packed_offset(item.copy, item.begin);
-    for (StridedCopy& part : cut_to_window(unpacked(item.copy), item.begin, cut.target_end)) {
-      part.source_offset -= before;
-      part.target_offset -= item.begin;
-      copies.push_back({buffer, item.target_at_begin, part});
-    }
+    const MemoryPointer target(item.target_at_begin.memory(),
+                               item.target_at_begin.address() - item.begin);
+    for_each_rectangle(unpacked(item.copy), item.begin, cut.target_end, [&](StridedCopy rectangle) {
+      rectangle.source_offset -= before;
+      copies.push_back({buffer, target, rectangle});
+    });
     buffer += cut.bytes;
   }
   return copies;

@@ -269,7 +269,7 @@ class NcclTransport final : public Transport {
       if (item.begin == item.end) continue;
       const MemoryPlace& place = item.source->place();
       const NodeMemory here = item.target_at_begin.memory();
-      if (place.node.empty() || place.memory.is_host() || links_.device(here) == nullptr ||
+      if (place.node.empty() || place.memory.is_host() || links_.devices().find(here) == nullptr ||
           refuses(place.node))
         others.push_back(&item);
       else pairs[{place.node, place.memory, here}].push_back(&item);

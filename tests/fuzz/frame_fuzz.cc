@@ -42,11 +42,11 @@ void check_device_fetch(std::string_view body) {
   for (const FetchPart& part : fetch.value().fetch.parts) {
     uint64_t bytes = 0;
     const uint64_t end = std::min(part.end, part.begin + kLeastChunkBytes);
-    for (const StridedCopy& cut : cut_to_window(part.runs, part.begin, end)) {
-      PTC_CHECK(cut.target_offset >= part.begin && cut.target_end() <= end);
-      PTC_CHECK(cut.source_end() <= part.runs.source_end());
-      bytes += cut.total_bytes();
-    }
+    for_each_rectangle(part.runs, part.begin, end, [&](const StridedCopy& rectangle) {
+      PTC_CHECK(rectangle.target_offset >= part.begin && rectangle.target_end() <= end);
+      PTC_CHECK(rectangle.source_end() <= part.runs.source_end());
+      bytes += rectangle.total_bytes();
+    });
     PTC_CHECK(bytes == end - part.begin);
   }
   PTC_CHECK(encode(fetch.value()) == body);

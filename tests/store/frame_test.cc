@@ -147,30 +147,6 @@ TEST(PackedCopy, IsTheRunsOneBehindTheOther) {
   }
 }
 
-TEST(PackedCopy, AWindowIsAFewCopiesOfTheSameRuns) {
-  const uint64_t first = seed();
-  for (uint64_t now = first; now < first + 2000; ++now) {
-    SCOPED_TRACE("PTC_SEED=" + std::to_string(now));
-    std::mt19937_64 random(now);
-    const StridedCopy copy = random_copy(random);
-    const uint64_t begin = random() % (copy.target_end() + 3);
-    const uint64_t end = now % 5 == 0 ? UINT64_MAX : begin + random() % (copy.target_end() + 3);
-    std::vector<std::pair<uint64_t, uint64_t>> expected, found;  // source and target of each byte
-    for_each_run(copy, begin, end, [&](uint64_t source, uint64_t target, uint64_t bytes) {
-      for (uint64_t i = 0; i < bytes; ++i) expected.emplace_back(source + i, target + i);
-    });
-    const std::vector<StridedCopy> cuts = cut_to_window(copy, begin, end);
-    EXPECT_LE(cuts.size(), 2 * copy.level_count + 1);
-    for (const StridedCopy& cut : cuts)
-      for_each_run(cut, [&](uint64_t source, uint64_t target, uint64_t bytes) {
-        for (uint64_t i = 0; i < bytes; ++i) found.emplace_back(source + i, target + i);
-      });
-    std::sort(found.begin(), found.end());
-    std::sort(expected.begin(), expected.end());
-    ASSERT_EQ(found, expected);
-  }
-}
-
 /// A request with a part of each kind, and one without.
 DeviceFetchRequest some_device_fetch() {
   DeviceFetchRequest request;
