@@ -43,6 +43,7 @@
 #include "store/base/json.h"
 #include "store/base/shell_word.h"
 #include "store/base/size_text.h"
+#include "store/device/devices.h"
 #include "tools/capabilities.h"
 #include "tools/log_format.h"
 #include "tools/log_limit.h"
@@ -498,6 +499,9 @@ int run(Options& options, Kept* kept, Ready ready) {
   store_options.scrub = options.scrub;
   store_options.reads_damaged = options.reads_damaged;
   store_options.reserve = options.reserve;
+  auto devices = Devices::open(options.gpu);
+  if (!devices) return complain(std::move(devices).error().with_context("--gpu"), kSystemError);
+  store_options.devices = std::move(devices).value();
   std::unique_ptr<ClusterNode> cluster;
   if (!options.cluster.etcd.endpoints.empty()) {
     auto started = ClusterNode::start(options.cluster);

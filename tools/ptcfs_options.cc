@@ -16,6 +16,7 @@
 #include "reshard/node/join_jobs.h"
 #include "store/base/json.h"
 #include "store/base/size_text.h"
+#include "store/device/devices.h"
 #include "tools/cli/complete.h"
 #include "tools/cli/manual_style.h"
 
@@ -56,7 +57,7 @@ const std::vector<std::string> kOwn = {
     "node",      "http",     "etcd",     "listen",     "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",    "etcd-credentials", "etcd-ca",
     "etcd-cert", "etcd-key", "lease",    "scrub",      "root-mode",        "patience",
-    "reserve",   "io-uring", "damaged",  "log-format", "access-log"};
+    "reserve",   "io-uring", "damaged",  "log-format", "access-log",       "gpu"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -160,6 +161,9 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
         return invalid_argument("{} is more than this machine has; give a size, auto or off",
                                 format_size(options->reserve.for_good));
     }
+  } else if (key == "gpu") {
+    PTC_TRY(Devices::check(value));
+    options->gpu = value;
   } else if (key == "scrub") {
     PTC_TRY(options->scrub, ScrubRate::parse(value));
   } else if (key == "damaged") {
@@ -261,6 +265,7 @@ json::object options_report(const Options& options) {
                       {"allow-other", options.mount.allow_other},
                       {"patience", options.mount.patience.count() / 1000},
                       {"reserve", options.reserve.for_good},
+                      {"gpu", options.gpu},
                       {"io-uring", options.mount.io_uring == IoUring::kOff  ? "off"
                                    : options.mount.io_uring == IoUring::kOn ? "on"
                                                                             : "auto"}};
@@ -322,6 +327,11 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
           "memory that is kept for the next layout or checkpoint, so that it is not waited for: so "
           "much for good; auto: what others have left, where the host of a virtual machine takes "
           "free memory back, for ten minutes, and the kernel may have it; off (default: auto)");
+  add_own(
+      "gpu", "WHICH",
+      "devices in whose memory layouts may be (\"memory\": \"device\" in layout.json): auto, those "
+      "that the driver has; off; 0,1, these; or host:64M,64M, devices in the host's memory, to "
+      "try such layouts without a GPU (default: auto)");
   add_own("quota-job", "SIZE[,FILES]",
           "what each job may have on this node: bytes, with its checkpoints, and files outside of "
           "these: 64G, 64G,1M, "

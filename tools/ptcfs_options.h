@@ -30,6 +30,7 @@ struct Options {
   ScrubRate scrub{ScrubRate::Kind::kDaily};
   bool reads_damaged = false;
   MemoryReserveOptions reserve{.follows = host_takes_free_memory()};
+  std::string gpu = "auto";  // Devices::open()
   std::optional<HttpAddress> http;
   std::string access_log;  // empty: none
   std::vector<std::string> data_roots;

@@ -167,14 +167,12 @@ Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t 
   }
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of. What was in
   // a device's memory went with the daemon that had it there.
-  if (!image.memory.is_host()) {
-    spdlog::error("job {}: image {} was in the memory of {}, which does not last", place_.name,
-                  image.id, image.memory.to_string());
-    return ImageRef();
-  }
   Result<ImageRef> here = place_.services.images->open({image.id}, bytes);
   if (here.has_value()) return here;
-  if (!image.missing) spdlog::error("job {}: {}", place_.name, here.error().message());
+  if (!image.missing && !image.memory.is_host())
+    spdlog::error("job {}: image {} was in the memory of {}, which does not last", place_.name,
+                  image.id, image.memory.to_string());
+  else if (!image.missing) spdlog::error("job {}: {}", place_.name, here.error().message());
   const Code code = here.error().code();
   if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
   return here;

@@ -656,6 +656,7 @@ Result<> CommitAttempt::decide_once() {
       known.sequence = {sequence, committed};
       known.custom_specs[draft_.manifest.written_spec.name()] = draft_.manifest.written_spec;
       if (in_place) known.in_force = {next, committed};
+      if (known.saved.layout.in_devices) known.look_anyway = true;  // it is in the host's memory
       known.forget_error(
           printable(fmt::format("commit of incoming/{}", staged_name(incoming_)), 4096) +
           " refused: ");

@@ -59,7 +59,7 @@ Result<bool> put_drained(MetaClient& meta, Cluster& cluster, const std::vector<J
   if (is_among(drained, node)) return false;
   PTC_TRY(const std::string stays, check_there(cluster, jobs, drained, node));
   PTC_TRY(check_layouts(jobs, node));
-  std::map<std::string, uint64_t> needed;
+  BytesByPlace needed;
   for (const JobRef& job : jobs) {
     PTC_TRY(job->add_bytes_without(node, needed));
   }

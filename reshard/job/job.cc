@@ -253,6 +253,11 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted,
   if (const CheckpointRecord* record = known.latest()) newest = record->checkpoint;
   if (const auto shown = activities.reshard(); shown && shown->phase == "moving")
     given_back = shown->bytes_total;
+  if (wanted.in_devices) {
+    Result<> there = check_devices(place, wanted, nodes_in_service(place, known));
+    if (there.has_error())
+      return std::move(there).error().with_context(json_place(text, {"memory"}));
+  }
   if (newest == nullptr) return ok();
   const auto model = newest->model_under(wanted.spec);
   if (model.has_error())
@@ -268,17 +273,15 @@ Result<> Job::Impl::check_layout(const std::string& text, const Layout& wanted,
   const std::optional<std::string> loss = newest->loss();
   if (loss && state_key(wanted.spec) != state_key(newest->stored()->spec))
     return invalid_argument("{}; no other layout can be made of it", *loss);
-  if (services.cluster->shares_bytes()) {
+  if (services.cluster->shares_bytes() || uses_devices(wanted, *newest->stored())) {
     if (loss) return ok();  // nothing can be planned
     const std::shared_ptr<const StoredState> stored = newest->stored();
     PTC_TRY(auto state, wanted_state(place, *newest, wanted, nodes_in_service(place, known)));
     PTC_TRY(auto plan, plan_change(*newest, *stored, state));
-    std::map<std::string, uint64_t> needed;
+    BytesByPlace needed;
     add_bytes(*plan, *stored, needed);
-    if (needed.contains(services.node)) {
-      uint64_t& here = needed[services.node];
-      here -= std::min(here, given_back);
-    }
+    if (const auto found = needed.find({place.node_key()}); found != needed.end())
+      found->second -= std::min(found->second, given_back);
     Result<> room = check_space(*services.cluster, *services.images, needed);
     // A node that does not answer now is seen to when the files are moved.
     if (room.has_error() && room.error().code() == Code::kUnavailable) return ok();
@@ -583,8 +586,7 @@ std::optional<uint64_t> Job::rank_on(std::string_view node) const {
   return std::nullopt;
 }
 
-Result<> Job::add_bytes_without(const std::string& node,
-                                std::map<std::string, uint64_t>& bytes) const {
+Result<> Job::add_bytes_without(const std::string& node, BytesByPlace& bytes) const {
   const JobKnowledge::Snapshot known = impl_->knowledge.now();
   std::vector<std::string> nodes = nodes_in_service(impl_->place, *known);
   std::erase(nodes, node);
@@ -593,7 +595,7 @@ Result<> Job::add_bytes_without(const std::string& node,
     const Checkpoint& checkpoint = *record.checkpoint;
     Result<WantedState> state =
         &record == newest ? wanted_state(impl_->place, checkpoint, known->saved.layout, nodes)
-                          : where_it_is(record, known->saved.layout.replicas, nodes);
+                          : where_it_is(impl_->place, record, known->saved.layout.replicas, nodes);
     if (state.has_error()) return std::move(state).error();
     const std::shared_ptr<const StoredState>& stored = record.where;
     Result<std::shared_ptr<const ChangePlan>> plan =

@@ -267,7 +267,7 @@ class Job {
   /// The first rank that layout.json wants on the node.
   std::optional<uint64_t> rank_on(std::string_view node) const;
   /// What would come to each of the others if `node` were to hold nothing, added to `bytes`.
-  Result<> add_bytes_without(const std::string& node, std::map<std::string, uint64_t>& bytes) const;
+  Result<> add_bytes_without(const std::string& node, std::map<MemoryPlace, uint64_t>& bytes) const;
 
   /// Until no reshard is running or pending; for tests.
   void wait_settled();

@@ -12,6 +12,31 @@
 namespace ptc {
 namespace {
 
+/// [{"memory": "w0/cuda:1", "bytes": 4096}], of a node that is alone "cuda:1"; what is within
+/// reach.
+json::array bytes_in_devices(const StoredState& stored) {
+  std::map<MemoryPlace, uint64_t> bytes;
+  for (size_t i = 0; i < stored.images.size(); ++i) {
+    const StoredImage& image = stored.images[i];
+    if (image.image != nullptr && !image.memory.is_host())
+      bytes[{image.node, image.memory}] += stored.layouts()[i].bytes;
+  }
+  json::array list;
+  for (const auto& [place, count] : bytes)
+    list.push_back(
+        json::object{{"memory", place.node.empty() ? place.memory.to_string() : place.to_string()},
+                     {"bytes", count}});
+  return list;
+}
+
+bool is_in_devices_alone(const StoredState& stored) {
+  for (size_t i = 0; i < stored.images.size(); ++i)
+    if (stored.images[i].image != nullptr && stored.images[i].memory.is_host() &&
+        !stored.layouts()[i].arrays.empty())
+      return false;
+  return true;
+}
+
 json::value error_of(const std::optional<KnownJob::LastError>& error) {
   if (!error) return nullptr;
   return json::object{{"what", error->what}, {"time", time_text(error->time_ns)}};
@@ -169,6 +194,14 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
         warnings.push_back(
             json::value(fmt::format("checkpoint {} is damaged: {}; no other copy has it right",
                                     checkpoint.name(), std::string_view(what.as_string()))));
+    }
+    if (json::array devices = bytes_in_devices(*stored); !devices.empty()) {
+      object["devices"] = std::move(devices);
+      if (is_in_devices_alone(*stored))
+        warnings.push_back(json::value(
+            fmt::format("checkpoint {} is in the memory of devices alone: what no other node has a "
+                        "copy of ('replicas') is lost when the daemon ends",
+                        checkpoint.name())));
     }
     if (const uint64_t missing = bytes_of_missing_copies(*stored, known.saved.layout.replicas);
         missing > 0)

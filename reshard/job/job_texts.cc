@@ -142,7 +142,7 @@ Result<> Job::Impl::want_layout_again() {
     known.failed.reset();
     known.forget_errors();
     // What failed may have been copies of an older checkpoint.
-    known.look_anyway = services.cluster->shares_bytes();
+    known.look_anyway = services.cluster->shares_bytes() || known.saved.layout.in_devices;
   });
   knowledge.tell();
   return ok();

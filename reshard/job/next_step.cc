@@ -4,6 +4,7 @@
 
 #include <iterator>
 
+#include "reshard/job/wanted_states.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
@@ -33,11 +34,14 @@ std::vector<std::pair<std::string, std::string>> too_many_of(const KnownJob& kno
   return surplus;
 }
 
-/// An older one that this round has not brought where it shall be.
-const CheckpointRecord* next_older(const KnownJob& known, const Round& round) {
+/// An older one that this round has not brought where it shall be. On a node that is alone those
+/// that leave the memory of devices.
+const CheckpointRecord* next_older(const KnownJob& known, bool shares_bytes, const Round& round) {
   const CheckpointRecord* newest = known.latest();
   for (const auto& [name, record] : known.checkpoints)
-    if (&record != newest && !round.brought.contains(record.id)) return &record;
+    if (&record != newest && !round.brought.contains(record.id) &&
+        (shares_bytes || uses_devices({}, *record.where)))
+      return &record;
   return nullptr;
 }
 
@@ -54,7 +58,7 @@ JobStep next_step(const KnownJob& known, bool shares_bytes, bool parts, const Ro
   if (round.leads) {
     if (round.gives_back) return {Kind::kGiveBack};
     if (!round.newest_is_brought) return {Kind::kSettleNewest};
-    const CheckpointRecord* older = shares_bytes ? next_older(known, round) : nullptr;
+    const CheckpointRecord* older = next_older(known, shares_bytes, round);
     if (older == nullptr) return {Kind::kGiveBack};
     return {Kind::kSettleOlder, std::nullopt, *older};
   }

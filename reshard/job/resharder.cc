@@ -10,6 +10,7 @@
 #include "reshard/job/wanted_states.h"
 #include "reshard/move/change.h"
 #include "reshard/move/plan_report.h"
+#include "reshard/move/space.h"
 #include "store/base/mutex.h"
 
 namespace ptc {
@@ -141,7 +142,8 @@ Result<> Resharder::settle_newest(Attempt& attempt) {
   std::shared_ptr<const StoredState> moved;
   Fences fences;
   CheckpointRecord record;
-  if (checkpoint != nullptr && (checkpoint->stored()->spec != wanted.spec || shares_bytes_)) {
+  if (checkpoint != nullptr && (checkpoint->stored()->spec != wanted.spec || shares_bytes_ ||
+                                uses_devices(wanted, *checkpoint->stored()))) {
     // Before the look at the revision: an edit that comes after that finds it, and stops it.
     attempt.activity =
         uses_.activities.begin({Activity::Kind::kReshard, checkpoint->name(),
@@ -240,6 +242,7 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
   const TransferPlan::Totals totals = change->transfers.totals;
   activity.begin("moving", totals.total_bytes - totals.kept_bytes);
 
+  PTC_TRY(check_devices_have_room(*change, *stored));
   PTC_TRY(auto parts, uses_.maker.make_all(record, *stored, wanted, *change, activity, fences,
                                            attempt.epoch()));
   Result<> made =
@@ -260,6 +263,16 @@ Result<std::shared_ptr<const StoredState>> Resharder::move(const CheckpointRecor
   activity.begin("committing");
   show("done", seconds.count());
   return moved;
+}
+
+/// Before anything moves: of several devices one could be full last.
+Result<> Resharder::check_devices_have_room(const ChangePlan& change,
+                                            const StoredState& stored) const {
+  BytesByPlace needed;
+  add_bytes(change, stored, needed);
+  std::erase_if(needed, [](const auto& one) { return one.first.memory.is_host(); });
+  if (needed.empty()) return ok();
+  return check_space(*uses_.place.services.cluster, *uses_.place.services.images, needed);
 }
 
 Result<bool> Resharder::flip(const Attempt& attempt, const CheckpointRecord& planned,
@@ -344,7 +357,7 @@ Result<> Resharder::settle_older(const CheckpointRecord& record, Attempt& attemp
 Result<> Resharder::settle_one(CheckpointRecord record, Attempt& attempt) {
   if (attempt.activity->stop_token().stop_requested())
     return Error(Code::kCancelled, "shutting down");
-  PTC_TRY(auto wanted, where_it_is(record, attempt.wanted.replicas,
+  PTC_TRY(auto wanted, where_it_is(uses_.place, record, attempt.wanted.replicas,
                                    uses_.knowledge.now()->followed_in_service()));
   Fences fences;
   PTC_TRY(auto moved, move_or_repair(record, wanted, attempt, fences));

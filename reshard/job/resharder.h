@@ -93,6 +93,7 @@ class Resharder {
   Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);
   Result<> settle_one(CheckpointRecord record, Attempt& attempt);
   /// `fences`: of the nodes that made new images.
+  Result<> check_devices_have_room(const ChangePlan& change, const StoredState& stored) const;
   Result<StoredRef> move(const CheckpointRecord& record, const WantedState& wanted,
                          Attempt& attempt, Fences& fences);
   /// kCancelled: something was damaged, and is taken out now: plan anew.

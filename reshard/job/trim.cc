@@ -28,11 +28,11 @@
 namespace ptc {
 
 Result<> Resharder::trim_all(const Attempt& attempt) {
-  if (!shares_bytes_) return ok();
   std::vector<std::string> names;
   {
     const JobKnowledge::Snapshot known = uses_.knowledge.now();  // which the loop needs to its end
-    for (const auto& [name, record] : known->checkpoints) names.push_back(name);
+    for (const auto& [name, record] : known->checkpoints)
+      if (shares_bytes_ || uses_devices(attempt.wanted, *record.where)) names.push_back(name);
   }
   Result<> all = ok();
   for (const std::string& name : names) {
@@ -44,7 +44,8 @@ Result<> Resharder::trim_all(const Attempt& attempt) {
       PTC_TRY(auto state,
               record.value().checkpoint == attempt.newest
                   ? wanted_state(uses_.place, checkpoint, attempt.wanted, std::move(nodes))
-                  : where_it_is(record.value(), attempt.wanted.replicas, std::move(nodes)));
+                  : where_it_is(uses_.place, record.value(), attempt.wanted.replicas,
+                                std::move(nodes)));
       PTC_TRY(auto change, plan_change(checkpoint, *record.value().where, state));
       return change->superfluous.empty() ? ok() : trim(record.value(), *change, attempt);
     };

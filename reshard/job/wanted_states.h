@@ -14,12 +14,21 @@ namespace ptc {
 
 /// Alive and not drained; alone: none is named.
 std::vector<std::string> nodes_in_service(const JobPlace& place, const KnownJob& known);
-/// Under `wanted`. `nodes`: those that shall hold something. kUnavailable: there is none.
+/// Whether memories of devices are wanted, or have some of it: then a node that is alone has places
+/// for ranks, too.
+bool uses_devices(const Layout& wanted, const StoredState& stored);
+/// Whether `nodes` have the devices that a layout wants, whatever is stored. kInvalidArgument, by
+/// node: one does not. kUnavailable: it does not say.
+Result<> check_devices(const JobPlace& place, const Layout& wanted,
+                       const std::vector<std::string>& nodes);
+/// Under `wanted`. `nodes`: those that shall hold something. kUnavailable: there is none, or one
+/// does not say which devices it has; kInvalidArgument: check_devices()'s.
 Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkpoint,
                                  const Layout& wanted, std::vector<std::string> nodes);
 /// Of a checkpoint beside the newest: no layout is made of it any more, and its files stay where
-/// they are; but it gets the copies that are asked for, and leaves nodes that shall hold nothing.
-Result<WantedState> where_it_is(const CheckpointRecord& record, uint32_t replicas,
-                                std::vector<std::string> nodes);
+/// they are; but it gets the copies that are asked for, and leaves nodes that shall hold nothing,
+/// and the memory of devices.
+Result<WantedState> where_it_is(const JobPlace& place, const CheckpointRecord& record,
+                                uint32_t replicas, std::vector<std::string> nodes);
 
 }  // namespace ptc

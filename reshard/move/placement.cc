@@ -1,6 +1,7 @@
 #include "reshard/move/placement.h"
 
 #include <algorithm>
+#include <charconv>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -94,6 +95,53 @@ std::set<std::string> nodes_of(const Layout& layout) {
   std::set<std::string> nodes;
   for (const std::string& device : layout.devices) nodes.insert(node_of(device));
   return nodes;
+}
+
+namespace {
+
+/// Of a device as layout.json names it.
+uint32_t number_of_device(const std::string& device) {
+  uint32_t number = UINT32_MAX;
+  std::from_chars(device.data() + device.rfind(':') + 1, device.data() + device.size(), number);
+  return number;
+}
+
+/// "cuda:0, cuda:1"
+std::string device_list(const std::vector<NodeMemory>& memories) {
+  std::vector<std::string> names;
+  for (const NodeMemory memory : memories) names.push_back(memory.to_string());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+Result<> put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement) {
+  std::map<std::string_view, size_t> ranks_on;
+  for (size_t rank = 0; rank < placement.place_of_rank.size(); ++rank) {
+    MemoryPlace& place = placement.place_of_rank[rank];
+    const auto found = devices.find(place.node);
+    if (found == devices.end()) continue;
+    const std::vector<NodeMemory>& there = found->second;
+    if (there.empty())
+      return invalid_argument(
+          "'memory' is \"device\", and node {} has no device for rank {}: start its ptcfs with "
+          "--gpu, or give the layout nodes that have some (\"devices\")",
+          found->first, rank);
+    if (layout.devices.empty()) {
+      place.memory = there[ranks_on[found->first]++ % there.size()];
+      continue;
+    }
+    const uint32_t number = number_of_device(layout.devices[rank]);
+    const auto device = std::find_if(there.begin(), there.end(),
+                                     [&](NodeMemory memory) { return memory.device() == number; });
+    if (device == there.end())
+      return invalid_argument(
+          "'memory' is \"device\", and rank {} is given device {}, which node {} does not have: it "
+          "has {}; name one of these, or start its ptcfs with others (--gpu)",
+          rank, layout.devices[rank], found->first, device_list(there));
+    place.memory = *device;
+  }
+  return ok();
 }
 
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,

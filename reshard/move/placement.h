@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -24,7 +25,7 @@ struct HeldOfTargets {
 
 struct Placement {
   /// By global rank: where its files lie. The memory is the host's, whichever device the rank runs
-  /// on. No node: on none in particular.
+  /// on, but where put_in_devices() was called. No node: on none in particular.
   std::vector<MemoryPlace> place_of_rank;
   /// What place_ranks() has added up for it, if anything; place_files() would do so again.
   std::shared_ptr<const HeldOfTargets> held;
@@ -61,6 +62,15 @@ class NumberedNodes {
 /// something of it; then that of the assignment.
 Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint,
                               const StoredState& stored, const std::vector<std::string>& alive);
+
+/// The devices of nodes, in the order of their numbers.
+using DevicesOfNodes = std::map<std::string, std::vector<NodeMemory>>;
+
+/// Each rank's files go into the memory of its device: the one that `layout.devices` gives it
+/// ("w0:1": device 1), else the ranks of a node take turns over its devices. kInvalidArgument: a
+/// node has none, or not that one; says what to do. A rank on a node that is not in `devices` stays
+/// as it is.
+Result<> put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement);
 
 /// Where each file of `targets` (Checkpoint::target_images) shall be: once in each memory of the
 /// ranks that read it (of nodes that are alive), and on so many more nodes that `replicas` have it

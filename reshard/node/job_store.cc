@@ -35,6 +35,7 @@
 #include "store/base/mutex.h"
 #include "store/base/random_id.h"
 #include "store/base/wall_time.h"
+#include "store/transport/device.h"
 
 namespace ptc {
 namespace {
@@ -230,14 +231,16 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     transport = make_loopback_transport;
     follower = [] { return std::make_unique<Follower>(); };
   }
-  PTC_TRY(impl->images,
-          ImageStore::open(impl->directory + "/images", {.reserve = options.reserve}));
+  PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images",
+                                         {.reserve = options.reserve, .devices = options.devices}));
   unsigned threads = options.copy_threads != 0 ? options.copy_threads
                                                : std::max(1u, std::thread::hardware_concurrency());
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
   impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster, impl->reshards);
   impl->reports = std::make_unique<NodeReports>(*impl->cluster);
-  impl->executor = std::make_unique<Executor>(threads, transport());
+  std::unique_ptr<Transport> by = transport();
+  if (options.devices != nullptr) by = make_device_transport(options.devices, std::move(by));
+  impl->executor = std::make_unique<Executor>(threads, std::move(by));
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 
   StoreContents& contents =
@@ -365,8 +368,8 @@ Result<std::string> JobStore::answer(PeerMethod method, std::string_view request
   if (method == PeerMethod::kWithout) return impl_->removed->answer_without(request);
   if (method == PeerMethod::kNumbers) return impl_->numbers_text(*this);
   if (method == PeerMethod::kSpace) {
-    PTC_TRY(auto space, impl_->images->space());
-    return json::serialize(json::object{{"free", space.free_bytes}});
+    PTC_TRY(const NodeRoom room, NodeRoom::of_store(*impl_->images, request));
+    return room.to_text();
   }
   return invalid_argument("a store does not answer '{}'", row.name);
 }

@@ -61,8 +61,10 @@ struct JobStoreOptions {
   ScrubRate scrub = {};               // off
   MemoryReserveOptions reserve = {};  // none
   std::shared_ptr<SharedResults> results =
-      nullptr;                 // of several stores in one process; none: the store's own
-  PieceSizes pieces = {};      // of files that nodes give each other
+      nullptr;             // of several stores in one process; none: the store's own
+  PieceSizes pieces = {};  // of files that nodes give each other
+  /// Of this node, in whose memory layouts may be; none: there are none.
+  std::shared_ptr<const Devices> devices = nullptr;
   bool reads_damaged = false;  // what is known to be wrong in all copies; else that is EIO
 };
 

@@ -25,7 +25,7 @@ constexpr size_t kIdDigits = 8;
 const std::vector<std::string> kKeys = {"format", "tp",       "pp",        "dp",       "ep",
                                         "etp",    "cp",       "vpp",       "order",    "devices",
                                         "stages", "naming",   "optimizer", "dp_shard", "shard_over",
-                                        "rules",  "replicas", "keep"};
+                                        "rules",  "replicas", "keep",      "memory"};
 
 std::string_view naming_name(Naming naming) {
   return naming == Naming::kStage ? "stage" : "global";
@@ -222,6 +222,7 @@ class LayoutParser : JsonSettings {
     PTC_TRY(devices(layout));
     PTC_TRY(number("replicas", 0, kMaxReplicas, layout.replicas));
     PTC_TRY(number("keep", 0, UINT32_MAX, layout.keep));
+    PTC_TRY(memory(layout));
     PTC_TRY(rules(layout));
     return layout;
   }
@@ -259,6 +260,15 @@ class LayoutParser : JsonSettings {
       }
       spec.optimizer = *parsed;
     }
+    return ok();
+  }
+
+  Result<> memory(Layout& layout) const {
+    PTC_TRY(const auto memory, word("memory"));
+    if (!memory) return ok();
+    if (*memory != "device" && *memory != "host")
+      return error({"memory"}, "'memory' must be \"device\" or \"host\"");
+    layout.in_devices = *memory == "device";
     return ok();
   }
 

@@ -123,6 +123,9 @@ struct Layout {
   std::vector<std::string> devices;  // global rank → "node:device"; empty: ptcfs places
   uint32_t replicas = 0;             // further copies on other nodes
   uint32_t keep = 0;                 // newest checkpoints that stay; 0: all
+  /// "memory": "device": each rank's files are in the memory of its device, on its node, and not in
+  /// the host's.
+  bool in_devices = false;
   /// What it says of `spec.rules`, which parse() leaves to the job: "rules.json", the one it has
   /// now, or the id of rules that a layout had before; empty: nothing.
   std::string rules;

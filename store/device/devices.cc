@@ -78,11 +78,28 @@ constexpr std::string_view kOtherwise =
 
 }  // namespace
 
-Devices::Devices(std::vector<std::unique_ptr<Device>> devices) {
+Devices::Devices(std::vector<std::unique_ptr<Device>> devices) { add(std::move(devices)); }
+
+void Devices::add(std::vector<std::unique_ptr<Device>> devices) const {
   for (std::unique_ptr<Device>& device : devices) {
     auto lanes = std::make_unique<Staging>(*device), waiting = std::make_unique<Staging>(*device);
     devices_.push_back({std::move(device), std::move(lanes), std::move(waiting)});
   }
+}
+
+const std::vector<Devices::One>& Devices::all() const {
+  std::call_once(found_, [this] {
+    if (!finds_all_ || !has_cuda_kernels()) return;
+    std::vector<std::unique_ptr<Device>> devices;
+    const uint32_t count = std::min(cuda_device_count(), NodeMemory::kMostDevices);
+    for (uint32_t number = 0; number < count; ++number) {
+      auto device = open_cuda_device(number);
+      if (device.has_value()) devices.push_back(std::move(device).value());
+      else refused_.push_back(fmt::format("GPU {}: {}", number, device.error().message()));
+    }
+    add(std::move(devices));
+  });
+  return devices_;
 }
 
 Result<> Devices::check(std::string_view spec) {
@@ -93,7 +110,6 @@ Result<> Devices::check(std::string_view spec) {
 Result<std::unique_ptr<Devices>> Devices::open(std::string_view spec) {
   PTC_TRY(const WantedDevices wanted, parse_wanted(spec));
   std::vector<std::unique_ptr<Device>> devices;
-  std::vector<std::string> refused;
   for (uint32_t i = 0; i < wanted.host_bytes.size(); ++i)
     devices.push_back(std::make_unique<HostDevice>(
         HostDevice::Options{.number = i, .memory_bytes = wanted.host_bytes[i]}));
@@ -104,24 +120,13 @@ Result<std::unique_ptr<Devices>> Devices::open(std::string_view spec) {
                         kOtherwise);
     devices.push_back(std::move(device).value());
   }
-  if (wanted.all && has_cuda_kernels()) {
-    const uint32_t count = std::min(cuda_device_count(), NodeMemory::kMostDevices);
-    for (uint32_t number = 0; number < count; ++number) {
-      auto device = open_cuda_device(number);
-      if (device.has_value()) {
-        devices.push_back(std::move(device).value());
-      } else {
-        refused.push_back(fmt::format("GPU {}: {}", number, device.error().message()));
-      }
-    }
-  }
   auto opened = std::make_unique<Devices>(std::move(devices));
-  opened->refused_ = std::move(refused);
+  opened->finds_all_ = wanted.all;
   return opened;
 }
 
 Device* Devices::find(NodeMemory memory) const {
-  for (const One& one : devices_)
+  for (const One& one : all())
     if (one.device->memory() == memory) return one.device.get();
   return nullptr;
 }
@@ -129,34 +134,35 @@ Device* Devices::find(NodeMemory memory) const {
 Result<Device*> Devices::at(NodeMemory memory) const {
   if (Device* const device = find(memory)) return device;
   if (memory.is_host()) return invalid_argument("the host's memory is that of no device");
-  return invalid_argument("{} is not here: this node has {} device{}", memory.to_string(),
-                          devices_.size(), devices_.size() == 1 ? "" : "s");
+  return invalid_argument("{} is not here: this node has {} device{}", memory.to_string(), size(),
+                          size() == 1 ? "" : "s");
 }
 
 std::vector<NodeMemory> Devices::memories() const {
-  std::vector<NodeMemory> all;
-  for (const One& one : devices_) all.push_back(one.device->memory());
-  return all;
+  std::vector<NodeMemory> found;
+  for (const One& one : all()) found.push_back(one.device->memory());
+  return found;
 }
 
 std::vector<Devices::DeviceRoom> Devices::room() const {
-  std::vector<DeviceRoom> all;
-  for (const One& one : devices_) {
-    const auto room = one.device->room();
-    all.push_back({one.device->memory(), one.device->name(),
-                   room.has_value() ? room.value() : Device::Room{}});
+  std::vector<DeviceRoom> rooms;
+  for (const One& one : all()) {
+    const auto told = one.device->room();
+    Device::Room room = told.has_value() ? told.value() : Device::Room{};
+    room.free -= std::min(room.free, one.lanes->still_to_take() + one.waiting->still_to_take());
+    rooms.push_back({one.device->memory(), one.device->name(), room});
   }
-  return all;
+  return rooms;
 }
 
 Result<Staging::Lane> Devices::lane(NodeMemory memory) const {
-  for (const One& one : devices_)
+  for (const One& one : all())
     if (one.device->memory() == memory) return one.lanes->take();
   return at(memory).error();
 }
 
 Result<Staging::Lane> Devices::waiting_lane(NodeMemory memory) const {
-  for (const One& one : devices_)
+  for (const One& one : all())
     if (one.device->memory() == memory) return one.waiting->take();
   return at(memory).error();
 }

@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cerrno>
+
 namespace ptc {
 namespace {
 
@@ -119,13 +122,22 @@ Result<Staging::Lane> Staging::take() {
       return std::move(made).error();
     }
     buffers = std::move(made).value();
+    MutexLock lock(mutex_);
+    ++made_;
   }
   return Lane(this, std::move(buffers));
 }
 
-void Staging::give_back(std::unique_ptr<Buffers> buffers) {
-  if (buffers != nullptr && buffers->failed()) buffers.reset();
+uint64_t Staging::still_to_take() {
   MutexLock lock(mutex_);
+  return (kLanes - std::min(made_, kLanes)) * kBytes;
+}
+
+void Staging::give_back(std::unique_ptr<Buffers> buffers) {
+  const bool failed = buffers != nullptr && buffers->failed();
+  if (failed) buffers.reset();
+  MutexLock lock(mutex_);
+  if (failed) --made_;
   --taken_;
   if (buffers != nullptr) free_.push_back(std::move(buffers));
   more_.notify_one();

@@ -87,6 +87,8 @@ class Staging {
   explicit Staging(Device& device) : device_(device) {}
   /// Waits for one. kNoSpace: the device has no room for it.
   Result<Lane> take();
+  /// What lanes that are not made yet will have of the device's memory.
+  uint64_t still_to_take();
 
  private:
   void give_back(std::unique_ptr<Buffers> buffers);
@@ -96,6 +98,7 @@ class Staging {
   ConditionVariable more_;
   std::vector<std::unique_ptr<Buffers>> free_ PTC_GUARDED_BY(mutex_);
   size_t taken_ PTC_GUARDED_BY(mutex_) = 0;
+  size_t made_ PTC_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ptc

@@ -37,7 +37,8 @@ TEST(Layout, ReadsEveryKey) {
   const auto layout = Layout::parse(R"({
     "format": "ptc-layout/1", "tp": 2, "pp": 2, "dp": 1, "ep": 1, "cp": 1,
     "order": "pp-tp-cp-ep-dp", "devices": ["w0:0", "w0:1", "node-1.lan:0", "w1:15"],
-    "stages": [3, 1], "naming": "stage", "optimizer": "zero1", "replicas": 1, "keep": 2 })");
+    "stages": [3, 1], "naming": "stage", "optimizer": "zero1", "replicas": 1, "keep": 2,
+    "memory": "device" })");
   ASSERT_TRUE(layout.has_value()) << layout.error().message();
   const LayoutSpec& spec = layout.value().spec;
   EXPECT_EQ(spec.sizes, (ParallelConfig{.tp = 2, .pp = 2}));
@@ -48,6 +49,19 @@ TEST(Layout, ReadsEveryKey) {
   EXPECT_THAT(layout.value().devices, ElementsAre("w0:0", "w0:1", "node-1.lan:0", "w1:15"));
   EXPECT_EQ(layout.value().replicas, 1u);
   EXPECT_EQ(layout.value().keep, 2u);
+  EXPECT_TRUE(layout.value().in_devices);
+}
+
+TEST(Layout, MemoryIsTheHostsOrADevices) {
+  const auto parse = [](const std::string& memory) {
+    return Layout::parse(R"({"tp": 1, "pp": 1, "dp": 1, "memory": )" + memory + "}");
+  };
+  EXPECT_FALSE(Layout::parse(R"({"tp": 1, "pp": 1, "dp": 1})").value().in_devices);
+  EXPECT_FALSE(parse("\"host\"").value().in_devices);
+  EXPECT_TRUE(parse("\"device\"").value().in_devices);
+  EXPECT_EQ(parse("\"device\"").value().spec, parse("\"host\"").value().spec);
+  for (const char* bad : {"\"gpu\"", "\"cuda:0\"", "\"\"", "1", "true", "null"})
+    EXPECT_THAT(parse(bad).error().message(), testing::HasSubstr("'memory'")) << bad;
 }
 
 TEST(Layout, OnlyThreeSizesAreRequired) {

@@ -141,6 +141,39 @@ class PlacementTest : public ::testing::Test {
   std::map<std::pair<const ArraySlot*, std::string>, uint64_t> held_;  // of this round
 };
 
+TEST(PutInDevices, RanksOfANodeTakeTurnsOrAreWhereTheLayoutSays) {
+  const DevicesOfNodes devices = {{"w0", {NodeMemory::cuda(0), NodeMemory::cuda(3)}},
+                                  {"w1", {NodeMemory::cuda(0)}},
+                                  {"w2", {}}};
+  const auto put = [&](const std::vector<std::string>& nodes,
+                       const std::vector<std::string>& named) -> Result<std::string> {
+    Layout layout;
+    layout.devices = named;
+    Placement placement;
+    for (const std::string& node : nodes) placement.place_of_rank.push_back({node});
+    PTC_TRY(put_in_devices(layout, devices, placement));
+    std::string text;
+    for (const MemoryPlace& place : placement.place_of_rank) text += place.to_string() + " ";
+    return text;
+  };
+  EXPECT_EQ(put({"w0", "w1", "w0", "w0", "w1"}, {}).value(),
+            "w0/cuda:0 w1/cuda:0 w0/cuda:3 w0/cuda:0 w1/cuda:0 ");
+  EXPECT_EQ(put({"w0", "w0", "w1"}, {"w0:3", "w0:0", "w1:0"}).value(),
+            "w0/cuda:3 w0/cuda:0 w1/cuda:0 ");
+  EXPECT_EQ(put({"w0", "away"}, {}).value(), "w0/cuda:0 away ");
+  const auto none = put({"w0", "w2"}, {});
+  ASSERT_TRUE(none.has_error());
+  EXPECT_EQ(none.error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(none.error().message(),
+            "'memory' is \"device\", and node w2 has no device for rank 1: start its ptcfs with "
+            "--gpu, or give the layout nodes that have some (\"devices\")");
+  const auto other = put({"w0", "w0"}, {"w0:3", "w0:1"});
+  ASSERT_TRUE(other.has_error());
+  EXPECT_EQ(other.error().message(),
+            "'memory' is \"device\", and rank 1 is given device w0:1, which node w0 does not have: "
+            "it has cuda:0, cuda:3; name one of these, or start its ptcfs with others (--gpu)");
+}
+
 TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {
   for (int round = 0; round < 25; ++round) {
     SCOPED_TRACE(round);

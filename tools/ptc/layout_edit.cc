@@ -79,7 +79,7 @@ json::array json_list(const auto& values) {
 bool LayoutEdit::empty() const {
   return !tp && !pp && !dp && !ep && !etp && !cp && !vpp && stages.empty() && !order && !naming &&
          !optimizer && !rules && !dp_shard && shard_over.empty() && devices.empty() && !replicas &&
-         !keep;
+         !keep && !memory;
 }
 
 void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
@@ -153,6 +153,10 @@ void add_layout_options(CLI::App& app, LayoutEdit& edit, bool all) {
       ->type_name("N")
       ->check(whole_number(0, UINT32_MAX))
       ->group(group);
+  app.add_option("--memory", edit.memory,
+                 "where ranks' files are: of each rank's GPU, or the host's")
+      ->type_name("device|host")
+      ->group(group);
 }
 
 json::object edited_layout(json::object layout, const LayoutEdit& edit,
@@ -190,6 +194,7 @@ json::object edited_layout(json::object layout, const LayoutEdit& edit,
   else if (!dp_alone) layout.insert_or_assign("shard_over", json_list(edit.shard_over));
   if (edit.replicas) layout.insert_or_assign("replicas", *edit.replicas);
   if (edit.keep) layout.insert_or_assign("keep", *edit.keep);
+  if (edit.memory) layout.insert_or_assign("memory", *edit.memory);
 
   const uint64_t pp = size_or_one(layout, "pp"), vpp = size_or_one(layout, "vpp");
   if (!edit.vpp && pp == 1 && vpp > 1) {

@@ -29,6 +29,7 @@ struct LayoutEdit {
   std::vector<std::string> devices;     // or kAuto
   std::vector<std::string> shard_over;  // or kDpAlone
   std::optional<uint32_t> replicas, keep;
+  std::optional<std::string> memory;
 
   bool empty() const;
 };

@@ -10,6 +10,7 @@
 #include "store/base/size_text.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
+#include "tools/ptc/job_memories.h"
 #include "tools/ptc/job_status.h"
 #include "tools/ptc/leftovers.h"
 #include "tools/ptc/mount.h"
@@ -96,6 +97,12 @@ void print_status(const JobStatus& status, const std::string& mount) {
     nodes += (nodes.empty() ? "" : ", ") + node_text(node.get_object());
   }
   if (!nodes.empty()) print_line("nodes", nodes);
+  for (const json::value& checkpoint : array_field(raw, "checkpoints")) {
+    if (!checkpoint.is_object()) continue;
+    if (const auto text = memories_text(checkpoint.get_object()); !text.empty())
+      print_line("devices", printable(fmt::format(
+                                "{}: {}", text_field(checkpoint.get_object(), "name"), text)));
+  }
 
   const Table table = checkpoint_table(status);
   if (!table.empty()) fmt::print("\n{}", table.to_string(2, terminal_width(1)));

@@ -15,6 +15,7 @@
 #include "store/tensor/checksum.h"
 #include "tools/ptc/command.h"
 #include "tools/ptc/fields.h"
+#include "tools/ptc/job_memories.h"
 #include "tools/ptc/mount.h"
 #include "tools/ptc/progress.h"
 #include "tools/ptc/text.h"
@@ -249,6 +250,12 @@ void print_outcome(const Target& target, const Outcome& outcome) {
              format_size(outcome.bytes),
              unread == 0 ? "" : fmt::format("without the {} that could not be ", unread),
              format_duration(outcome.seconds));
+  const auto status = read_json_file(target.job_dir() + "/status.json");
+  if (!status) return;
+  for (const json::value& checkpoint : array_field(status.value(), "checkpoints"))
+    if (checkpoint.is_object() && text_field(checkpoint.get_object(), "name") == target.checkpoint)
+      if (const auto text = memories_text(checkpoint.get_object()); !text.empty())
+        say_line("stored in the memory of devices: {}", text);
 }
 
 json::array named(const std::vector<const Subject*>& subjects, std::string Subject::*what) {
