@@ -3,21 +3,24 @@
  *   int file = open("/mnt/ptc/llama/current/rank/3/model.safetensors", O_RDONLY);
  *   int pages = ptcfs_pages(file);                    // or -1
  *   void *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, pages >= 0 ? pages : file, 0);
- *   cuMemHostRegister(bytes, size, CU_MEMHOSTREGISTER_READ_ONLY);
+ *   cuMemHostRegister(bytes, size, CU_MEMHOSTREGISTER_READ_ONLY);  // where the GPU can
  *   cuMemcpyHtoDAsync(target, bytes, size, stream);   // at the rate of the link
  *
  * A file in memory (tmpfs) can be pinned for a device for as long as it is mapped. Where ptcfs runs
  * as root on Linux 6.9 or newer, a mapping of the file in the mount is one of that file already.
- * Elsewhere this gives a descriptor of it: for reading, or, of a file below incoming/ that is open
- * for reading and writing, for both. As long as such a one is open or mapped nothing can be
- * committed of its directory.
+ * Elsewhere this gives a descriptor of it: for reading alone, whatever rights who has it has to the
+ * file; or, to the user who runs the daemon, of a file below incoming/ that is open for reading and
+ * writing, for both. As long as such a one is open or mapped nothing can be committed of its
+ * directory. Which GPUs register memory that is only to be read says
+ * CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: on others a file that may not be written is
+ * read into pinned memory.
  *
  * The mount may go on without it: map the file in the mount then. errno says why there is none:
- *   EALREADY    not needed, as said above
+ *   EALREADY    not needed, as said above, and the file is in a tmpfs
  *   ENOTTY      not a file of ptcfs, or of one that is older
- *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the job
- *               has a limit of space; or it is open for writing alone
- *   EPERM       it is the caller's own, and the daemon runs as another user; or the memory of a GPU,
+ *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the store
+ *               is on a disk; the job has a limit of space; or it is open for writing alone
+ *   EPERM       it is open for writing, and the daemon runs as another user; or the memory of a GPU,
  *               and the caller is neither root, who runs the daemon, nor the file's owner
  *   EBUSY       too many ask at once
  *   others      of socket(2), connect(2), recvmsg(2): as in a container that does not see the
@@ -31,6 +34,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -59,6 +63,9 @@ static inline int ptcfs_fetch_pages(const struct ptcfs_page_ticket *given) {
   memcpy(address.sun_path, ticket.socket, sizeof ticket.socket);
   const int link = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (link < 0) return -1;
+  const struct timeval patience = {5, 0};
+  setsockopt(link, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  setsockopt(link, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 
   int found = -1, reason = 0;
   uint32_t error = 0;
