@@ -1,4 +1,5 @@
 """cmake --install: what it puts where, and that each piece works from there."""
+import json
 import os
 import re
 import shutil
@@ -97,6 +98,14 @@ class Install(unittest.TestCase):
         if "Failed to" in done.stderr and instance not in done.stderr:
             self.skipTest("systemd-analyze does not work here: " + done.stderr.strip())
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = run("systemd-analyze", "security", "--offline=yes", "--no-pager", "--json=short", instance)
+        if done.returncode == 0 and done.stdout.startswith("["):
+            held = {one["json_field"]: one["set"] for one in json.loads(done.stdout)}
+            for what in ("NoNewPrivileges", "RestrictNamespaces_mnt", "RestrictRealtime", "LockPersonality", "SystemCallArchitectures",
+                         "RestrictAddressFamilies_AF_PACKET"):
+                self.assertTrue(held[what], what)
+            for what in ("PrivateTmp", "ProtectSystem", "PrivateMounts"):
+                self.assertFalse(held.get(what), what + ": others would not see the mount")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import in_place, pages, safetensors
-from .arrays import local, torch_dtype
+from .arrays import ITEM_BYTES, local, torch_dtype
 
 _WINDOW_BYTES = 1 << 26  # registered, or copied, at once
 _BUFFER_BYTES = 1 << 24  # pinned; each thread has two
@@ -308,10 +308,6 @@ class Borrowed:
             with contextlib.suppress(DriverError), self._driver.entered():
                 self._driver.unmap(self.address, self.size)
 
-    def bytes_at(self, begin: int, end: int, device: Any) -> Any:
-        """A tensor of bytes, that keeps this."""
-        return wrap(self, self.address + begin, end - begin, device)
-
 
 class _CudaArray:
     """What PyTorch takes for memory of others."""
@@ -545,7 +541,7 @@ def _load(described: safetensors.InMemory, file: int, device: Any, copies: Copie
     if there is not None and there.size < size:
         there = None
     if there is not None and shared:
-        return {name: _shaped(entry, there.bytes_at(entry.begin, entry.end, device)) for name, entry in described.entries.items()}
+        return _views(described.entries, wrap(there, there.address, there.size, device))
     made, places, runs = _allocate(described.entries, device, copies)
     if there is not None:
         copies.hold(there)
@@ -562,6 +558,25 @@ def _shaped(entry: safetensors.Entry, memory: Any) -> Any:
     if entry.begin % torch_dtype(entry.dtype).itemsize:
         memory = memory.clone()
     return memory.view(torch_dtype(entry.dtype)).view(entry.shape)
+
+
+def _views(entries: Mapping[str, safetensors.Entry], memory: Any) -> Dict[str, Any]:
+    """Tensors of a file's bytes, which they keep."""
+    made: Dict[str, Any] = {}
+    typed: Dict[str, Any] = {}
+    for name, entry in entries.items():
+        size = ITEM_BYTES[entry.dtype]
+        if entry.begin % size or entry.begin == entry.end:
+            made[name] = _shaped(entry, memory[entry.begin:entry.end])
+            continue
+        if entry.dtype not in typed:
+            typed[entry.dtype] = memory[:memory.numel() // size * size].view(torch_dtype(entry.dtype))
+        strides, stride = [], 1
+        for extent in reversed(entry.shape):
+            strides.append(stride)
+            stride *= extent
+        made[name] = typed[entry.dtype].as_strided(entry.shape, strides[::-1], entry.begin // size)
+    return made
 
 
 _Runs = List[Tuple[int, int, int]]  # (begin, end) in a file, and an address: one piece of both
