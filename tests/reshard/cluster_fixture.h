@@ -17,7 +17,9 @@ inline LayoutSpec spec_of(const std::string& text) { return Layout::parse(text).
 
 class ClusterTest : public ::testing::Test {
  protected:
-  explicit ClusterTest(unsigned nodes = 3, PieceSizes pieces = {}) : cluster_(nodes, pieces) {}
+  explicit ClusterTest(unsigned nodes = 3, PieceSizes pieces = {},
+                       const std::vector<std::string>& devices = {})
+      : cluster_(nodes, pieces, devices) {}
   void write(unsigned node, const LayoutSpec& spec) { write_ranks(sample_, spec, incoming(node)); }
   std::string incoming(unsigned node) {
     return cluster_.job(node, "job")->files_dir() + "/incoming/base";

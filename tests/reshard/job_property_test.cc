@@ -62,7 +62,11 @@ void round_trip(uint64_t seed) {
                            layout_json(other), layout_json(third)));
 
   TempDir dir;
-  auto store = JobStore::open({.directory = dir.path(), .node = "n0", .copy_threads = 2}, nullptr);
+  auto store = JobStore::open({.directory = dir.path(),
+                               .node = "n0",
+                               .copy_threads = 2,
+                               .devices = Devices::open("host:256M,256M").value()},
+                              nullptr);
   ASSERT_TRUE(store.has_value()) << store.error().message();
   JobRef job = store.value()->create_job("job").value();
   Result<> saved = job->save_layout(layout_json(written));
@@ -91,15 +95,24 @@ void round_trip(uint64_t seed) {
     EXPECT_TRUE(named.has_value() && named.value() == other) << other.name();
   }
 
-  for (const LayoutSpec& spec : {other, third, written}) {
-    saved = job->save_layout(layout_json(spec));
+  const std::vector<LayoutSpec> specs = {other, third, written};
+  for (const LayoutSpec& spec : specs) {
+    // The last one is found after a restart.
+    const bool on_device = &spec != &specs[2] && random() % 2 == 0;
+    std::string text = layout_json(spec);
+    if (on_device) text.replace(text.rfind('}'), 1, R"(, "memory": "device"})");
+    saved = job->save_layout(text);
     ASSERT_TRUE(saved.has_value()) << saved.error().message();
     job->wait_settled();
     EXPECT_EQ(job->current_target(), "checkpoints/base/layouts/" + spec.name())
         << job->status_json();
+    for (const ImageLayout& image : checkpoint->stored()->layouts())
+      EXPECT_EQ(!image.memory.is_host(), on_device && !image.arrays.empty());
     auto set = checkpoint->rank_files(spec, 0).value();
     for (size_t i = 0; i < set->entries().size(); ++i)
-      EXPECT_NE(set->open(i).value()->image(), nullptr) << set->entries()[i].path;
+      if (!on_device) {
+        EXPECT_NE(set->open(i).value()->image(), nullptr) << set->entries()[i].path;
+      }
     expect_layout(*checkpoint, sample, spec);
     expect_model(*checkpoint, sample);
     expect_written();

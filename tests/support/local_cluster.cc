@@ -7,6 +7,7 @@
 #include "reshard/node/peer_service.h"
 #include "store/rpc/peers.h"
 #include "store/tensor/packed_copy.h"
+#include "store/transport/device.h"
 #include "store/transport/transport.h"
 
 namespace ptc::testing {
@@ -69,7 +70,13 @@ class LocalCluster::NodeTransport final : public Transport {
       }
       FetchItem there = item;
       there.source = image.value().get();
-      PTC_TRY(local_->fetch(std::span(&there, 1), stop));
+      const auto& devices = store->images().devices();
+      if (devices == nullptr) {
+        PTC_TRY(local_->fetch(std::span(&there, 1), stop));
+      } else {
+        PTC_TRY(make_device_transport(devices, make_loopback_transport())
+                    ->fetch(std::span(&there, 1), stop));
+      }
       item.begin = there.begin;
       item.target_at_begin = there.target_at_begin;
     }
@@ -148,8 +155,9 @@ class LocalCluster::NodeMeta final : public MetaClient {
   std::atomic<int> doubt_ = -1;
 };
 
-LocalCluster::LocalCluster(unsigned nodes, PieceSizes pieces)
-    : pieces_(pieces), meta_(make_memory_meta()) {
+LocalCluster::LocalCluster(unsigned nodes, PieceSizes pieces,
+                           const std::vector<std::string>& devices)
+    : pieces_(pieces), devices_(devices), meta_(make_memory_meta()) {
   nodes_.reserve(nodes);  // those that are there look at it
   for (unsigned i = 0; i < nodes; ++i) {
     nodes_.push_back(std::make_unique<Node>());
@@ -235,6 +243,7 @@ void LocalCluster::start(unsigned i) {
   options.node = name(i);
   options.copy_threads = 2;
   options.pieces = pieces_;
+  if (i < devices_.size()) options.devices = Devices::open(devices_[i]).value();
   ClusterServices& in = options.cluster.emplace();
   in.meta = node.meta.get();
   in.cluster = node.membership.get();

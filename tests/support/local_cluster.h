@@ -109,7 +109,9 @@ class Hook<Answer(Arguments...)> {
 
 class LocalCluster {
  public:
-  explicit LocalCluster(unsigned nodes, PieceSizes pieces = {});
+  /// `devices`: those of each node, as Devices::open() has them.
+  explicit LocalCluster(unsigned nodes, PieceSizes pieces = {},
+                        const std::vector<std::string>& devices = {});
   ~LocalCluster();
 
   /// "w0", "w1", …
@@ -178,6 +180,7 @@ class LocalCluster {
   std::shared_ptr<JobStore> serving(const std::string& node, const std::string& asking);
 
   const PieceSizes pieces_;
+  const std::vector<std::string> devices_;
   std::unique_ptr<MetaClient> meta_;
   mutable std::mutex mutex_;  // who runs, and what was sent
   std::vector<std::unique_ptr<Node>> nodes_;
