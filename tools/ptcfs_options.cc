@@ -57,7 +57,8 @@ const std::vector<std::string> kOwn = {
     "node",      "http",     "etcd",     "listen",     "advertise",        "cluster",
     "secret",    "tls-ca",   "tls-cert", "tls-key",    "etcd-credentials", "etcd-ca",
     "etcd-cert", "etcd-key", "lease",    "scrub",      "root-mode",        "patience",
-    "reserve",   "io-uring", "damaged",  "log-format", "access-log",       "gpu"};
+    "reserve",   "io-uring", "damaged",  "log-format", "access-log",       "gpu",
+    "transport"};
 // Concern mount(8) and systemd alone, or are what the mount is anyway.
 const std::vector<std::string> kPassedOver = {"rw",
                                               "auto",
@@ -189,6 +190,8 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
     const auto word = words.find(value);
     if (word == words.end()) return invalid_argument("'{}' is none of auto, on, off", value);
     options->mount.io_uring = word->second;
+  } else if (key == "transport") {
+    PTC_TRY(cluster.transport, parse_node_transport(value));
   } else if (key == "lease") {
     uint32_t lease = 0;
     const auto [end, bad] = std::from_chars(value.data(), value.data() + value.size(), lease);
@@ -250,6 +253,7 @@ std::string host_name() {
 cli::Values values_of(const std::string& type, const cli::Typed&) {
   using enum cli::Values::Else;
   if (type == "DIR" || type == "MOUNTPOINT") return {{}, kDirectories};
+  if (type == "WAY") return {{"auto", "tcp", "nccl"}, kNothing};
   if (type != "OPT,…") return {};
   cli::Values values{{"allow_other", "keep"}, kNothing};
   for (const std::string& name : kOwn) values.words.push_back(name + "=");
@@ -274,6 +278,7 @@ json::object options_report(const Options& options) {
   if (cluster.etcd.endpoints.empty()) return report;
   report["etcd"] = json::array(cluster.etcd.endpoints.begin(), cluster.etcd.endpoints.end());
   report["lease"] = cluster.lease.count();
+  report["transport"] = to_string(cluster.transport);
   const std::pair<const char*, const std::string&> texts[] = {
       {"cluster", cluster.etcd.cluster},  {"listen", cluster.listen},
       {"advertise", cluster.advertise},   {"secret", cluster.auth.secret_file},
@@ -382,6 +387,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   add_own("advertise", "HOST:PORT",
           "the same as others see it, where that differs or --listen is 0.0.0.0 or [::]");
   add_own("cluster", "NAME", "which cluster of those that share the etcd (default: ptcfs)");
+  add_own("transport", "WAY",
+          "how bytes go between GPUs of two nodes: nccl, which must be there; tcp; or auto, over "
+          "NCCL where both have it and there is no TLS (default: auto)");
   add_own("secret", "FILE",
           "the secret that all nodes of the cluster share: 32 bytes or more, mode 0600");
   app.add_flag("--insecure", options->cluster.auth.insecure,
@@ -454,6 +462,9 @@ std::optional<int> read_command_line(int argc, char** argv, Options* options) {
   ClusterOptions& cluster = options->cluster;
   if (cluster.etcd.endpoints.empty() && !cluster.listen.empty())
     return complain(invalid_argument("--listen is for a cluster, which also needs --etcd"), kUsage);
+  if (cluster.etcd.endpoints.empty() && cluster.transport == NodeTransport::kNccl)
+    return complain(invalid_argument("--transport nccl is for a cluster, which also needs --etcd"),
+                    kUsage);
   if (cluster.listen.empty()) cluster.listen = "127.0.0.1:7070";
   cluster.node = options->node.empty() ? host_name() : options->node;
   if (!cluster.etcd.endpoints.empty() || !options->node.empty()) {

@@ -8,6 +8,7 @@
 #include "store/net/address.h"
 #include "store/rpc/peer_server.h"
 #include "store/rpc/peers.h"
+#include "store/transport/nccl.h"
 #include "store/transport/tcp.h"
 
 namespace ptc {
@@ -17,6 +18,7 @@ struct ClusterNode::Impl {
   std::unique_ptr<MetaClient> meta;
   std::shared_ptr<IoThreads> io;
   std::unique_ptr<Peers> peers;
+  std::unique_ptr<DeviceLinks> links;  // null: none
   std::unique_ptr<TcpCalls> calls;
   std::unique_ptr<Membership> membership;  // last
 };
@@ -57,6 +59,8 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
   peers.auth = impl->options.auth;
   peers.io = impl->io;
   PTC_TRY(impl->peers, Peers::create(std::move(peers)));
+  PTC_TRY(impl->links, open_links(impl->options.transport, impl->options.devices,
+                                  !impl->options.auth.cert_file.empty()));
   PTC_TRY(impl->meta, open_etcd_meta(impl->options.etcd));
   impl->calls = std::make_unique<TcpCalls>(*impl->peers);
   const MemberOptions member{impl->options.node, impl->options.lease};
@@ -66,6 +70,10 @@ Result<std::unique_ptr<ClusterNode>> ClusterNode::start(ClusterOptions options) 
 
 ClusterServices ClusterNode::services() {
   Impl* impl = impl_.get();
+  const auto over_links = [impl](std::unique_ptr<Transport> next) {
+    if (impl->links == nullptr) return next;
+    return make_nccl_transport(*impl->peers, *impl->links, std::move(next));
+  };
   return {impl->meta.get(),
           impl->membership.get(),
           [impl] { return make_tcp_transport(*impl->peers, make_loopback_transport()); },
@@ -74,7 +82,8 @@ ClusterServices ClusterNode::services() {
           impl->options.join,
           [impl](const std::string& store) { return impl->membership->begin(store); },
           [impl](bool is_new) { return impl->membership->check_let_in(is_new); },
-          impl->options.join_as};
+          impl->options.join_as,
+          over_links};
 }
 
 Result<> ClusterNode::join(JobStore& store) {
@@ -85,6 +94,7 @@ Result<> ClusterNode::join(JobStore& store) {
   options.cluster = impl.options.etcd.cluster;
   options.auth = impl.options.auth;
   options.images = &store.images();
+  options.links = impl.links.get();
   options.io = impl.io;
   PTC_TRY(auto server, PeerServer::start(std::move(options)));
   serve_peers(*server, store, *impl.calls);

@@ -10,6 +10,7 @@
 #include "reshard/cluster/cluster.h"
 #include "reshard/node/job_store.h"
 #include "reshard/node/join_jobs.h"
+#include "reshard/node/node_links.h"
 #include "store/base/error.h"
 #include "store/meta/etcd_meta.h"
 #include "store/rpc/credentials.h"
@@ -26,6 +27,8 @@ struct ClusterOptions {
   bool join = false;              // with jobs of its own, though the cluster has some
   JobNames join_as;               // and the names that these get there
   std::chrono::seconds lease{5};  // a node that is not heard of for so long is gone
+  NodeTransport transport = NodeTransport::kAuto;
+  std::shared_ptr<const Devices> devices = nullptr;  // of this node; null: none
 };
 
 /// kInvalidArgument of a name or an address by which no other node can find this one, with what to

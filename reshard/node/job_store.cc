@@ -211,7 +211,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     const ClusterServices& in = *options.cluster;
     impl->meta = in.meta;
     impl->cluster = in.cluster;
-    transport = in.transport;
+    transport = [&in] { return in.over_links(in.transport()); };
     MembershipOptions membership{impl->directory, impl->node, in.name,         in.where,
                                  in.join,         in.begin,   in.check_let_in, in.join_as};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));

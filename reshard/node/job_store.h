@@ -49,6 +49,9 @@ struct ClusterServices {
   /// this node, and, where the store is new to the cluster, nobody has its name. May be empty.
   std::function<Result<>(bool is_new)> check_let_in = nullptr;
   JobNames join_as = {};  // names that the jobs of its own get in the cluster
+  /// Put around all other transports: what goes from device to device between nodes.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> over_links =
+      [](std::unique_ptr<Transport> next) { return next; };
 };
 
 struct JobStoreOptions {

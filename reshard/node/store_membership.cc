@@ -1,5 +1,6 @@
 #include "reshard/node/store_membership.h"
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>

@@ -187,6 +187,7 @@ class Help(unittest.TestCase):
                     ("", "--memory", "", "0 2E"), ("", "--cache", "", "2E"), ("", "--quota-job", "", "1,-1 1,nan none,1e999"),
                     ("", "--quota-user", "", "1,-1 1,nan none,1e999"), ("", "--scrub", "off, daily, or", "0"), ("", "--reserve", "", "-1 x 1E"),
                     ("", "--root-mode", "octal", "8 17777"), ("", "--io-uring", "auto, on, off", "yes"), ("", "--log-format", "text nor json", "xml"),
+                    ("", "--transport", "auto, tcp, nccl", "NCCL rdma"),
                     ("", "--http", "", ":65536 :-1 :99999999999999999999")]
         for program, status, table in (("ptc", 2, of_ptc), ("ptcfs", 1, of_ptcfs)):
             for command, option, takes, more in table:
