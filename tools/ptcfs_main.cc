@@ -502,6 +502,7 @@ int run(Options& options, Kept* kept, Ready ready) {
   auto devices = Devices::open(options.gpu);
   if (!devices) return complain(std::move(devices).error().with_context("--gpu"), kSystemError);
   store_options.devices = std::move(devices).value();
+  options.cluster.devices = store_options.devices;
   std::unique_ptr<ClusterNode> cluster;
   if (!options.cluster.etcd.endpoints.empty()) {
     auto started = ClusterNode::start(options.cluster);

@@ -205,13 +205,13 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   PTC_TRY(bool locked, lock_file(impl->lock_fd.get(), std::chrono::seconds(5)));
   if (!locked) return make_error(Code::kBusy, "in use by another ptcfs daemon");
   std::unique_ptr<StoreMembership> belongs;
-  std::function<std::unique_ptr<Transport>()> transport;
+  std::unique_ptr<Transport> by;
   std::function<std::unique_ptr<Follower>()> follower;  // once there is what follows
   if (options.cluster) {
     const ClusterServices& in = *options.cluster;
     impl->meta = in.meta;
     impl->cluster = in.cluster;
-    transport = [&in] { return in.over_links(in.transport()); };
+    by = in.transport();
     MembershipOptions membership{impl->directory, impl->node, in.name,         in.where,
                                  in.join,         in.begin,   in.check_let_in, in.join_as};
     PTC_TRY(belongs, StoreMembership::open(std::move(membership), *impl->meta, *impl->cluster));
@@ -228,7 +228,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
     impl->lone_node = std::make_unique<LoneNode>(impl->node);
     impl->meta = impl->own_meta.get();
     impl->cluster = impl->lone_node.get();
-    transport = make_loopback_transport;
+    by = make_loopback_transport();
     follower = [] { return std::make_unique<Follower>(); };
   }
   PTC_TRY(impl->images, ImageStore::open(impl->directory + "/images",
@@ -238,8 +238,8 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
   impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster, impl->reshards);
   impl->reports = std::make_unique<NodeReports>(*impl->cluster);
-  std::unique_ptr<Transport> by = transport();
   if (options.devices != nullptr) by = make_device_transport(options.devices, std::move(by));
+  if (options.cluster) by = options.cluster->over_links(std::move(by));
   impl->executor = std::make_unique<Executor>(threads, std::move(by));
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));
 

@@ -41,29 +41,27 @@ std::string_view to_string(NodeTransport transport) {
 Result<std::unique_ptr<DeviceLinks>> open_links(NodeTransport transport,
                                                 std::shared_ptr<const Devices> devices,
                                                 bool encrypted) {
-  const bool must = transport == NodeTransport::kNccl;
-  const bool has_devices = devices != nullptr && !devices->empty();
-  if (must && (!has_devices || are_none(*devices)))
-    return make_error(Code::kUnavailable,
-                      "--transport nccl: this node keeps nothing in the memory of a GPU");
-  if (transport == NodeTransport::kTcp || !has_devices) return std::unique_ptr<DeviceLinks>();
-  if (!must && encrypted) {
-    spdlog::info(
-        "bytes between GPUs of two nodes go over TCP as all others, for NCCL does not encrypt "
-        "them; "
-        "--transport nccl allows it");
+  if (transport == NodeTransport::kNccl) {
+    if (devices == nullptr || devices->empty() || are_none(*devices))
+      return make_error(Code::kUnavailable,
+                        "--transport nccl: this node keeps nothing in the memory of a GPU (--gpu)");
+  } else if (transport == NodeTransport::kTcp || devices == nullptr || encrypted) {
     return std::unique_ptr<DeviceLinks>();
   }
-  if (are_none(*devices))
-    return std::make_unique<DeviceLinks>(std::move(devices), std::make_unique<HostLinkMaker>());
-  auto maker = make_nccl_links();
-  if (maker.has_error()) {
-    if (must) return std::move(maker).error().with_context("--transport nccl");
-    spdlog::info("bytes between GPUs of two nodes go over TCP: {}", maker.error().message());
-    return std::unique_ptr<DeviceLinks>();
+  const DeviceLinks::FindMaker find_maker =
+      [all = devices.get()]() -> Result<std::unique_ptr<DeviceLinkMaker>> {
+    if (are_none(*all)) return std::make_unique<HostLinkMaker>();
+    auto maker = make_nccl_links();
+    if (maker) spdlog::info("bytes go between GPUs of two nodes over {}", maker.value()->name());
+    else spdlog::info("bytes go between GPUs of two nodes over TCP: {}", maker.error().message());
+    return maker;
+  };
+  auto links = std::make_unique<DeviceLinks>(std::move(devices), find_maker);
+  if (transport == NodeTransport::kNccl) {
+    if (const auto maker = links->maker(); maker.has_error())
+      return Error(maker.error()).with_context("--transport nccl");
   }
-  spdlog::info("bytes between GPUs of two nodes go over {}", maker.value()->name());
-  return std::make_unique<DeviceLinks>(std::move(devices), std::move(maker).value());
+  return links;
 }
 
 }  // namespace ptc

@@ -19,10 +19,11 @@ enum class NodeTransport : uint8_t { kAuto, kTcp, kNccl };
 Result<NodeTransport> parse_node_transport(std::string_view word);
 std::string_view to_string(NodeTransport transport);
 
-/// Null: this node has none, and `kAuto` or `kTcp` is content with that. Errors, of kNccl: no
-/// devices, no NCCL, no driver; they say what to do. Devices that are none (HostDevice) have links
-/// to those of other daemons on this machine, with kAuto. `encrypted`: bytes between nodes are, and
-/// NCCL encrypts nothing. Null for `devices`: there are none.
+/// Null: this node has none. With kAuto what is here is looked at when links are first wanted.
+/// Errors, of kNccl: no devices, no NCCL, no driver; they say what to do. Devices that are none
+/// (HostDevice) have links to those of other daemons on this machine, with kAuto. `encrypted`:
+/// bytes between nodes are, and NCCL encrypts nothing: kAuto leaves them to TCP. Null for
+/// `devices`: there are none.
 Result<std::unique_ptr<DeviceLinks>> open_links(NodeTransport transport,
                                                 std::shared_ptr<const Devices> devices,
                                                 bool encrypted);

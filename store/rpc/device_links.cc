@@ -62,16 +62,22 @@ size_t LinkTable::count() const {
   return in_use_ + kept_.size();
 }
 
-DeviceLinks::DeviceLinks(std::shared_ptr<const Devices> devices,
-                         std::unique_ptr<DeviceLinkMaker> maker, const DeviceLinksOptions& options)
+DeviceLinks::DeviceLinks(std::shared_ptr<const Devices> devices, FindMaker find_maker,
+                         const DeviceLinksOptions& options)
     : devices_(std::move(devices)),
-      maker_(std::move(maker)),
+      find_maker_(std::move(find_maker)),
       options_(options),
       // A node that starts again does not name the links that it had before.
       next_number_(std::random_device()() * (uint64_t{1} << 32)),
       asked_(options.most),
       answered_(options.most) {
   PTC_CHECK(options.chunk_bytes >= kLeastChunkBytes && options.chunk_bytes <= kMostChunkBytes);
+}
+
+Result<DeviceLinkMaker*> DeviceLinks::maker() {
+  std::call_once(found_, [this] { maker_ = find_maker_(); });
+  if (maker_.has_error()) return Error(maker_.error());
+  return maker_.value().get();
 }
 
 Result<DeviceLinks::Held> DeviceLinks::ask(const std::string& node, NodeMemory there,
@@ -98,8 +104,9 @@ Result<DeviceLinks::Held> DeviceLinks::ask(const std::string& node, NodeMemory t
 Result<> DeviceLinks::make(StagedLink& link) {
   link.link.reset();
   link.number = next_number_++;
-  PTC_TRY(link.id, maker_->make_id());
-  PTC_TRY(link.link, maker_->make(*link.device, link.id, DeviceLinkMaker::End::kAsks));
+  PTC_TRY(DeviceLinkMaker* const maker, this->maker());
+  PTC_TRY(link.id, maker->make_id());
+  PTC_TRY(link.link, maker->make(*link.device, link.id, DeviceLinkMaker::End::kAsks));
   return ok();
 }
 
@@ -120,7 +127,8 @@ Result<DeviceLinks::Held> DeviceLinks::answer(const std::string& node, NodeMemor
   place->number = number;
   place->id = id;
   PTC_TRY(add_staging(*place));
-  PTC_TRY(place->link, maker_->make(*place->device, id, DeviceLinkMaker::End::kAnswers));
+  PTC_TRY(DeviceLinkMaker* const maker, this->maker());
+  PTC_TRY(place->link, maker->make(*place->device, id, DeviceLinkMaker::End::kAnswers));
   return place;
 }
 

@@ -11,8 +11,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <stop_token>
 #include <string>
 
@@ -84,12 +86,14 @@ class DeviceLinks {
  public:
   using Held = LinkTable::Held;
 
-  DeviceLinks(std::shared_ptr<const Devices> devices, std::unique_ptr<DeviceLinkMaker> maker,
+  /// Called when links are first wanted, once: it takes a while, and memory.
+  using FindMaker = std::function<Result<std::unique_ptr<DeviceLinkMaker>>()>;
+  DeviceLinks(std::shared_ptr<const Devices> devices, FindMaker find_maker,
               const DeviceLinksOptions& options = {});
 
   const Devices& devices() const { return *devices_; }
-  /// Their kind: both ends must have the same.
-  const std::string& kind() const { return maker_->name(); }
+  /// Whose links they are; both ends must have one of the same name. The error of FindMaker.
+  Result<DeviceLinkMaker*> maker();
   const DeviceLinksOptions& options() const { return options_; }
 
   /// A link from a device of `node` to one here: one that is kept, else one that is not made
@@ -115,7 +119,9 @@ class DeviceLinks {
   Result<> add_staging(StagedLink& link);
 
   const std::shared_ptr<const Devices> devices_;
-  const std::unique_ptr<DeviceLinkMaker> maker_;
+  const FindMaker find_maker_;
+  std::once_flag found_;
+  Result<std::unique_ptr<DeviceLinkMaker>> maker_ = std::unique_ptr<DeviceLinkMaker>();
   const DeviceLinksOptions options_;
   std::atomic<uint64_t> next_number_;
   LinkTable asked_, answered_;

@@ -31,9 +31,11 @@ DeviceSender::DeviceSender(Connection& connection, DeviceLinks* links, ImageStor
 Result<> DeviceSender::check(const DeviceFetchRequest& fetch) {
   if (links_ == nullptr)
     return invalid_argument("no device of this node sends anything to another node");
-  if (fetch.links != links_->kind())
-    return invalid_argument("this node has {}, and the other one {}: both must have the same",
-                            links_->kind(), quoted(fetch.links));
+  const auto maker = links_->maker();
+  if (maker.has_error()) return Error(Code::kInvalidArgument, maker.error().message());
+  if (const std::string& kind = maker.value()->name(); fetch.links != kind)
+    return invalid_argument("this node has {}, and the other one {}: both must have the same", kind,
+                            quoted(fetch.links));
   for (const FetchPart& part : fetch.fetch.parts)
     if (__builtin_add_overflow(bytes_, part.end - part.begin, &bytes_))
       return make_error(Code::kCorrupt, "more bytes are wanted than can be counted");

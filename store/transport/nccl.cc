@@ -126,7 +126,8 @@ class PairFetch {
     constexpr std::chrono::milliseconds kLeastSilence{2'500};  // the node pings each second
     connection.set_patience({std::max(silence_ / 2, kLeastSilence), Deadline::max(), stop_});
     auto [fetch, bytes] = landing_.ask(kMaxFetchItems);
-    const DeviceFetchRequest request{links_.kind(), pair_.there.device(),         link.number,
+    PTC_CO_TRY(DeviceLinkMaker* const maker, links_.maker());
+    const DeviceFetchRequest request{maker->name(), pair_.there.device(),         link.number,
                                      link.id,       links_.options().chunk_bytes, std::move(fetch)};
     PTC_CO_TRY(co_await connection.send(FrameType::kDeviceFetch, kRequest, encode(request)));
     auto begun = co_await expect_reply(connection, kRequest, bytes);
@@ -269,8 +270,9 @@ class NcclTransport final : public Transport {
       if (item.begin == item.end) continue;
       const MemoryPlace& place = item.source->place();
       const NodeMemory here = item.target_at_begin.memory();
-      if (place.node.empty() || place.memory.is_host() || links_.devices().find(here) == nullptr ||
-          refuses(place.node))
+      if (place.node.empty() || place.memory.is_host() || here.is_host() ||
+          links_.devices().find(here) == nullptr || refuses(place.node) ||
+          links_.maker().has_error())
         others.push_back(&item);
       else pairs[{place.node, place.memory, here}].push_back(&item);
     }
@@ -319,7 +321,7 @@ class NcclTransport final : public Transport {
     if (one.is_refused()) refuse(pair.node);
     spdlog::log(one.is_refused() ? spdlog::level::info : spdlog::level::debug,
                 "fetch: {}; what is still to come comes without {}", fetched.error().message(),
-                links_.kind());
+                links_.maker().value()->name());
     return by_next(wanted, stop, silence);
   }
 

@@ -110,13 +110,15 @@ class CountsBytes final : public Transport {
 class LinkNode {
  public:
   LinkNode(const std::string& directory, const DeviceLinksOptions& options,
-           std::string kind = "host memory 1")
+           const std::string& kind = "host memory 1")
       : devices_(Devices::open("host:512M,512M").value()),
         store_(ImageStore::open(directory, {.devices = devices_}).value()),
-        links_(devices_,
-               std::make_unique<FaultyLinks>(std::make_unique<HostLinkMaker>(std::move(kind)),
-                                             faults_),
-               options) {}
+        links_(
+            devices_,
+            [faults = faults_, kind]() -> Result<std::unique_ptr<DeviceLinkMaker>> {
+              return std::make_unique<FaultyLinks>(std::make_unique<HostLinkMaker>(kind), faults);
+            },
+            options) {}
 
   std::unique_ptr<PeerServer> serve(const std::string& name, bool has_links = true) {
     PeerServerOptions options;
