@@ -163,8 +163,9 @@ FsResult<PageTicket> PageFiles::offer(const Caller& caller, uint64_t open_file, 
   ticket.kind = pages.device ? 1 : 0;
   ticket.device = pages.device.value_or(Device::Id{});
   ticket.bytes = pages.bytes;
-  offers_.push_back(
-      {ticket.token, caller.uid, Clock::now() + kTicketLife, std::move(pages.descriptor)});
+  offers_.push_back({ticket.token, caller.uid, open_file, Clock::now() + kTicketLife,
+                     std::move(pages.descriptor)});
+  offered_ = offers_.size();
   const uint64_t one = 1;
   (void)!::write(wake_.get(), &one, sizeof one);  // it has something to wait for
   return ticket;
