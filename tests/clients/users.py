@@ -1,6 +1,7 @@
 """Calls made as other users, for tests that root runs."""
 import errno
 import os
+import traceback
 
 import mount
 
@@ -18,7 +19,7 @@ def read_text(path):
 
 
 def run_as(user, call, *arguments, groups=()):
-    """What the call returned, as a text; or the name of the errno by which it failed."""
+    """What the call returned, as a text; or the name of the errno by which it failed; or its traceback."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -29,6 +30,8 @@ def run_as(user, call, *arguments, groups=()):
             answer = call(*arguments) or ""
         except OSError as error:
             answer = errno.errorcode[error.errno]
+        except Exception:  # pylint: disable=broad-except
+            answer = traceback.format_exc()  # and never into the caller's own clean-up
         os.write(writer, answer.encode())
         os._exit(0)
     os.close(writer)
