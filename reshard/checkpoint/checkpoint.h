@@ -50,6 +50,8 @@ class FileContent {
   }
   /// The image that is exactly this file, to be handed to the kernel; nullptr if there is none.
   virtual ImageRef image() const { return nullptr; }
+  /// The same in the memory of a device of this node.
+  virtual ImageRef image_in_device() const { return nullptr; }
   /// How it is gathered out of images on this node; nullptr if it is not.
   virtual const GatherProgram* program() const { return nullptr; }
   /// The other nodes that reading it may wait for: "w1", "w1, w3"; empty: none.

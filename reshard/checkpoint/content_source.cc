@@ -61,9 +61,13 @@ Result<> gather_past_caches(const GatherProgram& program, Transport& transport, 
 
 class GatheredContent final : public FileContent {
  public:
-  GatheredContent(GatherProgram program, Transport* transport, InUse in_use)
-      : program_(std::move(program)), transport_(transport), in_use_(std::move(in_use)) {}
+  GatheredContent(GatherProgram program, Transport* transport, InUse in_use, ImageRef in_device)
+      : program_(std::move(program)),
+        transport_(transport),
+        in_use_(std::move(in_use)),
+        in_device_(std::move(in_device)) {}
   uint64_t bytes() const override { return program_.bytes(); }
+  ImageRef image_in_device() const override { return in_device_; }
   const GatherProgram* program() const override { return &program_; }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     return program_.read(*transport_, offset, out);
@@ -76,16 +80,19 @@ class GatheredContent final : public FileContent {
   GatherProgram program_;
   Transport* transport_;
   InUse in_use_;
+  const ImageRef in_device_;
 };
 
 class PlannedContent final : public FileContent {
  public:
   PlannedContent(ImageLayout layout, std::shared_ptr<const StoredState> stored,
-                 Transport* transport, InUse in_use)
+                 Transport* transport, InUse in_use, ImageRef in_device)
       : file_(std::move(layout), std::move(stored)),
         transport_(transport),
-        in_use_(std::move(in_use)) {}
+        in_use_(std::move(in_use)),
+        in_device_(std::move(in_device)) {}
   uint64_t bytes() const override { return file_.bytes(); }
+  ImageRef image_in_device() const override { return in_device_; }
   const GatherProgram* program() const override { return file_.whole(); }
   Result<> read(uint64_t offset, std::span<std::byte> out) const override {
     return file_.for_each_piece(
@@ -104,6 +111,7 @@ class PlannedContent final : public FileContent {
   const PlannedFile file_;
   Transport* const transport_;
   const InUse in_use_;
+  const ImageRef in_device_;
 };
 
 Error damaged(const Checkpoint& checkpoint, std::string_view what) {
@@ -302,15 +310,19 @@ Result<FileContentRef> ContentSource::open(FindSource find) const {
   if (source.image != nullptr && source.image->has_host_bytes())
     return FileContentRef(
         std::make_shared<StoredContent>(std::move(source.image), std::move(in_use)));
+  ImageRef in_device;
+  if (source.image != nullptr && source.image->device() != nullptr)
+    in_device = std::move(source.image);
   if (!source.program)
-    return FileContentRef(std::make_shared<PlannedContent>(
-        std::move(source.layout), std::move(stored), transport, std::move(in_use)));
+    return FileContentRef(
+        std::make_shared<PlannedContent>(std::move(source.layout), std::move(stored), transport,
+                                         std::move(in_use), std::move(in_device)));
   if (!source.elsewhere.empty() && files != nullptr)
     return FileContentRef(std::make_shared<RemoteContent>(
         std::move(find), std::move(stored), *std::move(source.program), transport,
         std::move(in_use), std::move(files), std::move(source.elsewhere)));
-  return FileContentRef(
-      std::make_shared<GatheredContent>(*std::move(source.program), transport, std::move(in_use)));
+  return FileContentRef(std::make_shared<GatheredContent>(*std::move(source.program), transport,
+                                                          std::move(in_use), std::move(in_device)));
 }
 
 bool ContentSource::is_stored(const FindImage& find) const {

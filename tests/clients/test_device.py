@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 import unittest.mock
 
 import models
@@ -222,7 +223,7 @@ class Saves(mount.TestCase):
 
 class InTheDevicesMemory(mount.TestCase):
     """Of a daemon that has the same device."""
-    mount_options = ("--memory", "256M", "--gpu", "0")
+    mount_options = ("--memory", "256M", "--gpu", "0", "-o", "allow_other")
     only_root = "can mount a tmpfs for the store"
 
     @classmethod
@@ -292,9 +293,14 @@ class InTheDevicesMemory(mount.TestCase):
         for _ in range(100):
             child = os.fork()
             if child == 0:
-                with open(path, "rb") as file:
-                    borrowed = gpus.Borrowed.of(gpus.Driver(0), pages.ask(file.fileno()))
-                    os.kill(os.getpid(), signal.SIGKILL * bool(borrowed))
+                try:
+                    with open(path, "rb") as file:
+                        borrowed = gpus.Borrowed.of(gpus.Driver(0), pages.ask(file.fileno()))
+                        os.kill(os.getpid(), signal.SIGKILL * bool(borrowed))
+                except BaseException:  # pylint: disable=broad-except
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
             self.assertEqual(os.waitpid(child, 0)[1], signal.SIGKILL)
         self.assertLessEqual(len(os.listdir(descriptors)), before + 4)
 

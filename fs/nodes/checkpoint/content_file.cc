@@ -70,12 +70,12 @@ class ContentHandle : public Handle {
     return Errno{to_errno(got.error())};
   }
   FsResult<Pages> pages(const Caller& caller) override {
+    if (const ImageRef there = content_->image_in_device(); there != nullptr) {
+      auto shared = PageFiles::of(*there->device(), file_->rights_.uid, caller);
+      if (shared) return shared;
+    }
     // What is gathered for the kernel is in memory.
-    const bool is_gathered = !image_;
-    if (is_gathered) return Errno{backing_id() != 0 ? EALREADY : EOPNOTSUPP};
-    if (image_->device() != nullptr)
-      return PageFiles::of(*image_->device(), file_->rights_.uid, caller);
-    if (!image_->has_host_bytes()) return Errno{EOPNOTSUPP};
+    if (!image_) return Errno{backing_id() != 0 ? EALREADY : EOPNOTSUPP};
     PTC_TRY(const FileInUse file, as_fs(image_->use_file()));
     if (backing_id() != 0) return Errno{lies_in_memory(file.fd()) ? EALREADY : EOPNOTSUPP};
     PTC_TRY(check_descriptors(file.fd()));
