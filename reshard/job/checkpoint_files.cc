@@ -168,11 +168,14 @@ Result<ImageRef> CheckpointFiles::open_image(const StoredImage& image, uint64_t 
   // An image that is gone or cut short is a loss that the checkpoint knows to tell of. What was in
   // a device's memory went with the daemon that had it there.
   Result<ImageRef> here = place_.services.images->open({image.id}, bytes);
-  if (here.has_value()) return here;
+  const bool is_there = here.has_value() && here.value()->place().memory == image.memory;
+  if (is_there) return here;
   if (!image.missing && !image.memory.is_host())
     spdlog::error("job {}: image {} was in the memory of {}, which does not last", place_.name,
                   image.id, image.memory.to_string());
-  else if (!image.missing) spdlog::error("job {}: {}", place_.name, here.error().message());
+  else if (!image.missing && here.has_error())
+    spdlog::error("job {}: {}", place_.name, here.error().message());
+  if (here.has_value()) return ImageRef();
   const Code code = here.error().code();
   if (code == Code::kNotFound || code == Code::kCorrupt) return ImageRef();
   return here;

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 #include <chrono>
 #include <csignal>
 #include <map>
@@ -238,7 +236,7 @@ Result<std::unique_ptr<JobStore>> JobStore::open(const JobStoreOptions& options,
   impl->results = options.results != nullptr ? options.results : std::make_shared<SharedResults>();
   impl->removed = std::make_unique<RemovedCheckpoints>(*impl->cluster, impl->reshards);
   impl->reports = std::make_unique<NodeReports>(*impl->cluster);
-  if (options.devices != nullptr) by = make_device_transport(options.devices, std::move(by));
+  by = make_device_transport(options.devices, std::move(by));
   if (options.cluster) by = options.cluster->over_links(std::move(by));
   impl->executor = std::make_unique<Executor>(threads, std::move(by));
   PTC_TRY(make_directory(AT_FDCWD, impl->directory + "/jobs"));

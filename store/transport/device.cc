@@ -229,6 +229,7 @@ class DeviceTransport final : public Transport {
 
 std::unique_ptr<Transport> make_device_transport(std::shared_ptr<const Devices> devices,
                                                  std::unique_ptr<Transport> next) {
+  if (devices == nullptr) return next;
   return std::make_unique<DeviceTransport>(std::move(devices), std::move(next));
 }
 

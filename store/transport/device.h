@@ -13,7 +13,7 @@ namespace ptc {
 /// (store/device/staging.h), so that a call takes no more memory than a lane has, however much it
 /// brings: what comes to a device, from this node or another, `next` brings as far as the lane. A
 /// target in the memory of a device that is not here is kInvalidArgument, and then nothing is
-/// begun.
+/// begun. Without devices (null) it is `next`.
 std::unique_ptr<Transport> make_device_transport(std::shared_ptr<const Devices> devices,
                                                  std::unique_ptr<Transport> next);
 
