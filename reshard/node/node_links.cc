@@ -50,10 +50,11 @@ Result<std::unique_ptr<DeviceLinks>> open_links(NodeTransport transport,
   }
   const DeviceLinks::FindMaker find_maker =
       [all = devices.get()]() -> Result<std::unique_ptr<DeviceLinkMaker>> {
-    if (are_none(*all)) return std::make_unique<HostLinkMaker>();
-    auto maker = make_nccl_links();
-    if (maker) spdlog::info("bytes go between GPUs of two nodes over {}", maker.value()->name());
-    else spdlog::info("bytes go between GPUs of two nodes over TCP: {}", maker.error().message());
+    Result<std::unique_ptr<DeviceLinkMaker>> maker = std::make_unique<HostLinkMaker>();
+    if (!are_none(*all)) maker = make_nccl_links();
+    if (maker) spdlog::info("bytes go between devices of two nodes over {}", maker.value()->name());
+    else
+      spdlog::info("bytes go between devices of two nodes over TCP: {}", maker.error().message());
     return maker;
   };
   auto links = std::make_unique<DeviceLinks>(std::move(devices), find_maker);

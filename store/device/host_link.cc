@@ -20,14 +20,21 @@ namespace {
 
 constexpr uint64_t kPieceBytes = 1 << 20;
 
-/// In the abstract name space: nothing to remove.
-Result<socklen_t> link_address(const std::string& id, sockaddr_un& address) {
-  address = {};
+/// A file, so that daemons in networks of their own find each other. The id comes from another
+/// node: it names no other file than one of these.
+Result<sockaddr_un> link_address(const std::string& id) {
+  sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  if (id.empty() || id.size() >= sizeof address.sun_path)
-    return invalid_argument("a link's name has {} bytes", id.size());
-  std::memcpy(address.sun_path + 1, id.data(), id.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + id.size());
+  constexpr size_t kDigits = 16;
+  if (id.size() != kDigits || id.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return invalid_argument("no link has this name");
+  const std::string path = "/tmp/ptcfs-link-" + id;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+void remove_link_file(const std::string& id) {
+  if (const auto address = link_address(id)) (void)::unlink(address.value().sun_path);
 }
 
 Result<UniqueFd> link_socket() {
@@ -48,6 +55,9 @@ class HostLink final : public DeviceLink {
         aborted_(std::move(aborted)),
         listens_(listens),
         buffer_(kPieceBytes) {}
+  ~HostLink() override {
+    if (listens_) remove_link_file(id_);
+  }
 
   Result<> connect(Deadline deadline) override { return sticky(do_connect(deadline)); }
 
@@ -104,9 +114,8 @@ class HostLink final : public DeviceLink {
       socket_ = std::move(connected);
       return ok();
     }
-    sockaddr_un address;
-    PTC_TRY(const socklen_t size, link_address(id_, address));
-    if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0)
+    PTC_TRY(const sockaddr_un address, link_address(id_));
+    if (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0)
       return ok();
     return make_error(Code::kUnavailable, "connecting a link: {}", ::strerror(errno));
   }
@@ -170,13 +179,15 @@ class HostLink final : public DeviceLink {
 
 }  // namespace
 
+HostLinkMaker::~HostLinkMaker() {
+  for (const auto& [id, fd] : listening_) remove_link_file(id);
+}
+
 Result<std::string> HostLinkMaker::make_id() {
-  PTC_TRY(const std::string random, random_id());
-  std::string id = "ptcfs-link-" + random;
-  sockaddr_un address;
-  PTC_TRY(const socklen_t size, link_address(id, address));
+  PTC_TRY(std::string id, random_id());
+  PTC_TRY(const sockaddr_un address, link_address(id));
   PTC_TRY(UniqueFd fd, link_socket());
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(fd.get(), 1) != 0)
     return errno_error(errno, "listening for a link");
   MutexLock lock(mutex_);
@@ -193,8 +204,7 @@ Result<std::unique_ptr<DeviceLink>> HostLinkMaker::make(Device& device, const st
     if (listens.empty()) return invalid_argument("no link of this name was begun here");
     socket = std::move(listens.mapped());
   } else {
-    sockaddr_un address;
-    PTC_TRY(link_address(id, address));
+    PTC_TRY(link_address(id));
     PTC_TRY(socket, link_socket());
   }
   UniqueFd aborted(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

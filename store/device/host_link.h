@@ -19,6 +19,8 @@ class HostLinkMaker final : public DeviceLinkMaker {
   HostLinkMaker() : HostLinkMaker("host memory 1") {}
   explicit HostLinkMaker(std::string name) : name_(std::move(name)) {}
 
+  ~HostLinkMaker() override;
+
   const std::string& name() const override { return name_; }
   /// A name under which a socket listens, until its end is made.
   Result<std::string> make_id() override;
