@@ -112,6 +112,7 @@ class HostLink final : public DeviceLink {
       UniqueFd connected(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!connected.valid()) return errno_error(errno, "accepting a link");
       socket_ = std::move(connected);
+      remove_link_file(id_);
       return ok();
     }
     PTC_TRY(const sockaddr_un address, link_address(id_));
