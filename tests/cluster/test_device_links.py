@@ -42,9 +42,9 @@ class Refused(unittest.TestCase):
         with tempfile.TemporaryDirectory() as top:
             os.mkdir(top + "/mnt")
             for gpu in ("off", "host:64M", "auto"):
-                done = subprocess.run([os.path.join(os.environ["PTC_BIN_DIR"], "ptcfs"), "--store", top + "/store", "--node", "w1", "--etcd",
-                                       "http://127.0.0.1:9", "--gpu", gpu, "--transport", "nccl", top + "/mnt"],
-                                      capture_output=True, text=True, timeout=60, check=False)
+                ptcfs = os.path.join(os.environ["PTC_BIN_DIR"], "ptcfs")
+                done = subprocess.run([ptcfs, "--store", top + "/store", "--node", "w1", "--etcd", "http://127.0.0.1:9", "--gpu", gpu,
+                                       "--transport", "nccl", top + "/mnt"], capture_output=True, text=True, timeout=60, check=False)
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assertIn("--transport nccl: ", done.stderr)
 
