@@ -76,7 +76,9 @@ FsResult<Pages> PageFiles::of(int file, int flags, const Caller& caller) {
   if ((flags & O_ACCMODE) == O_RDONLY) {
     std::call_once(tree_once_, [this] {
       MutexLock lock(mutex_);
-      tree_ = read_only_mount(directory_);
+      mount_ = read_only_mount(directory_);
+      if (mount_.valid())
+        tree_ = UniqueFd(::openat(mount_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     });
     if (tree_.valid()) {
       PTC_TRY(UniqueFd opened, open_in(tree_.get(), file));

@@ -112,7 +112,7 @@ class PageFiles {
   UniqueFd wake_;  // an eventfd; set before the thread
   std::thread thread_;
   std::once_flag tree_once_;
-  UniqueFd tree_;  // the directory, in a mount of its own that cannot be written
+  UniqueFd mount_, tree_;  // of its own, that cannot be written, and the directory in it
 };
 
 }  // namespace ptc

@@ -39,12 +39,12 @@ ROOMS = {
         "tensor": {"base"},
         "device": {"base", "tensor"},
         "codec": {"base", "tensor"},
-        "image": {"base"},
+        "image": {"base", "tensor", "device"},
         "tls": {"base"},
         "net": {"base", "tls"},
         "meta": {"base", "tls", "net"},
-        "rpc": {"base", "tensor", "image", "tls", "net"},
-        "transport": {"base", "tensor", "image", "tls", "net", "rpc"},
+        "rpc": {"base", "tensor", "device", "image", "tls", "net"},
+        "transport": {"base", "tensor", "device", "image", "tls", "net", "rpc"},
     },
 }
 PLANNER = {  # of tools/planner: what each sees of the others; beside these store and reshard alone

@@ -12,17 +12,16 @@
  * file; or, to the user who runs the daemon, of a file below incoming/ that is open for reading and
  * writing, for both. As long as such a one is open or mapped nothing can be committed of its
  * directory. Which GPUs register memory that is only to be read says
- * CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: on others a file that may not be written is
- * read into pinned memory.
+ * CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: on others a file that may not be written
+ * is read into pinned memory.
  *
  * The mount may go on without it: map the file in the mount then. errno says why there is none:
  *   EALREADY    not needed, as said above, and the file is in a tmpfs
  *   ENOTTY      not a file of ptcfs, or of one that is older
- *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the store
- *               is on a disk; the job has a limit of space; or it is open for writing alone
- *   EPERM       it is open for writing, and the daemon runs as another user; or the memory of a GPU,
- *               and the caller is neither root, who runs the daemon, nor the file's owner
- *   EBUSY       too many ask at once
+ *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the
+ * store is on a disk; the job has a limit of space; or it is open for writing alone EPERM       it
+ * is open for writing, and the daemon runs as another user; or the memory of a GPU, and the caller
+ * is neither root, who runs the daemon, nor the file's owner EBUSY       too many ask at once
  *   others      of socket(2), connect(2), recvmsg(2): as in a container that does not see the
  *               directory of the socket
  */
@@ -41,8 +40,8 @@
 /* What the ioctl answers: a ticket, which the socket changes for a descriptor, once, within ten
  * seconds, for the user who asked. */
 struct ptcfs_page_ticket {
-  uint32_t version;         /* 1 */
-  uint32_t kind;            /* 0: the stored file; 1: memory of a GPU of NVIDIA's */
+  uint32_t version; /* 1 */
+  uint32_t kind;    /* 0: the stored file; 1: memory of a GPU of NVIDIA's */
   unsigned char token[16];
   char socket[80];          /* a path */
   unsigned char device[16]; /* which GPU: cuDeviceGetUuid */
@@ -51,8 +50,8 @@ struct ptcfs_page_ticket {
 #define PTCFS_GET_PAGES _IOR('P', 0x74, struct ptcfs_page_ticket)
 
 /* The descriptor for a ticket, to be closed by the caller, or -1 and errno. Of a GPU's memory it is
- * for cuMemImportFromShareableHandle; who maps it for more than reading (CU_MEM_ACCESS_FLAGS_PROT_READ)
- * could write what is to stay as it is. */
+ * for cuMemImportFromShareableHandle; who maps it for more than reading
+ * (CU_MEM_ACCESS_FLAGS_PROT_READ) could write what is to stay as it is. */
 static inline int ptcfs_fetch_pages(const struct ptcfs_page_ticket *given) {
   struct ptcfs_page_ticket ticket = *given;
   ticket.socket[sizeof ticket.socket - 1] = 0;
@@ -89,16 +88,15 @@ static inline int ptcfs_fetch_pages(const struct ptcfs_page_ticket *given) {
     const struct cmsghdr *header = got == sizeof error ? CMSG_FIRSTHDR(&message) : NULL;
     if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS)
       memcpy(&found, CMSG_DATA(header), sizeof found);
-    else
-      reason = got < 0 ? errno : got == sizeof error && error != 0 ? (int)error : EPIPE;
+    else reason = got < 0 ? errno : got == sizeof error && error != 0 ? (int)error : EPIPE;
   }
   close(link);
   if (found < 0) errno = reason;
   return found;
 }
 
-/* The stored file behind an open one, as said above: a descriptor, to be closed by the caller, or -1
- * and errno. `file` stays as it is. */
+/* The stored file behind an open one, as said above: a descriptor, to be closed by the caller, or
+ * -1 and errno. `file` stays as it is. */
 static inline int ptcfs_pages(int file) {
   struct ptcfs_page_ticket ticket;
   memset(&ticket, 0, sizeof ticket);
