@@ -107,7 +107,7 @@ class Bytes:
             names = {getattr(torch, name, None): key for key, name in _TORCH.items()}
             if value.dtype not in names:
                 raise TypeError(f"a tensor of type {value.dtype} cannot be saved")
-            if value.is_meta or (value.numel() and not _address(value)):
+            if value.is_meta or (value.device.type == "cpu" and value.numel() and not _address(value)):
                 raise TypeError(f"a {type(value).__name__} without memory of its own cannot be saved: on device "
                                 f"{value.device}")
             self.dtype, self.shape = names[value.dtype], tuple(value.shape)
@@ -121,8 +121,8 @@ class Bytes:
             self.dtype, self.shape = names[value.dtype], tuple(value.shape)
             self._in_place = value.flags.c_contiguous
         self.value = value
-        self.on_gpu = False  # in one piece
-        if self._torch and value.is_contiguous() and not value.is_conj() and not value.is_neg():
+        self.on_gpu = False  # in one piece, and not made of others
+        if self._torch and value.is_contiguous() and not value.is_conj() and not value.is_neg() and _address(value):
             from . import device
             self.on_gpu = device.gpu_of(value) is not None
         self.nbytes = ITEM_BYTES[self.dtype]
