@@ -232,7 +232,7 @@ class InTheDevicesMemory(mount.TestCase):
         cls.job = cls.mount.job("llama")
         models.Llama().write_hf(cls.job.incoming("base") + "/rank/0")
         cls.job.commit("base")
-        cls.expected = [ptc.load(cls.job.path + "/checkpoints/base/layouts/tp2-pp1-dp1", rank=rank) for rank in range(2)]
+        cls.expected = [ptc.load(cls.job.path + "/checkpoints/base/layouts/tp2-pp1-dp1", rank=rank, copy=True) for rank in range(2)]
         cls.job.set_layout(tp=2, memory="device")
 
     def compare(self, found, rank):
@@ -276,7 +276,7 @@ class InTheDevicesMemory(mount.TestCase):
             memory.driver.uuid = bytes(16)
             self.addCleanup(setattr, memory.driver, "uuid", gpus.Driver(0).uuid)
             self.compare(ptc.load(self.job.path + "/current", GPU, rank=1, shared=True), 1)
-        self.compare(ptc.load(self.job.path + "/current", rank=0), 0)
+        self.compare(ptc.load(self.job.path + "/current", rank=0, copy=True), 0)
 
     def test_who_may_not_have_it_reads_it(self):
         os.chmod(self.mount.top, 0o755)
