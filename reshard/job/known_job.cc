@@ -3,7 +3,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <set>
 #include <span>
+#include <string_view>
 
 #include "reshard/job/job.h"
 #include "store/base/utf8.h"
@@ -224,9 +226,13 @@ uint64_t bytes_of_missing_copies(const StoredState& stored, uint32_t replicas) {
            images[a].written == images[b].written;
   };
   for (size_t begin = 0, end; begin < images.size(); begin = end) {
-    uint64_t there = 0;
+    std::set<std::string_view> hosts, devices;  // nodes
     for (end = begin; end < images.size() && same(begin, end); ++end)
-      there += images[end].image != nullptr;
+      if (images[end].image != nullptr)
+        (images[end].memory.is_host() ? hosts : devices).insert(images[end].node);
+    // Of those in devices one counts, on a node that has no other.
+    const uint64_t there =
+        hosts.size() + !std::includes(hosts.begin(), hosts.end(), devices.begin(), devices.end());
     if (there <= replicas)
       missing += (replicas + uint64_t{1} - there) * stored.layouts()[begin].bytes;
   }

@@ -211,7 +211,7 @@ class JobKnowledge {
 /// Bytes of a checkpoint as it is stored, with all copies on all nodes.
 uint64_t bytes_of(const StoredState& stored);
 /// Bytes that this node cannot reach as often as so many further copies make. Copies of one file
-/// count, whatever they were made for.
+/// count, whatever they were made for; of those in devices one, as for place_files().
 uint64_t bytes_of_missing_copies(const StoredState& stored, uint32_t replicas);
 
 }  // namespace ptc

@@ -15,15 +15,24 @@ Error no_node_in_service() {
                     "drain NODE --cancel)");
 }
 
-Result<> put_in_devices_of(const JobPlace& place, const Layout& wanted, Placement& placement) {
-  std::set<std::string> nodes;
-  for (const MemoryPlace& rank : placement.place_of_rank) nodes.insert(rank.node);
-  // Who is away has no say, and gets nothing.
+/// Of those that a layout names, else of `nodes`. Who is away has no say, and gets nothing.
+Result<DevicesOfNodes> devices_for(const JobPlace& place, const Layout& wanted,
+                                   const std::vector<std::string>& nodes) {
+  std::set<std::string> asked = nodes_of(wanted);
+  if (asked.empty()) asked.insert(nodes.begin(), nodes.end());
   const std::vector<std::string> alive = place.services.cluster->alive();
-  std::erase_if(nodes, [&](const std::string& node) { return !is_among(alive, node); });
-  PTC_TRY(const DevicesOfNodes devices,
-          devices_of(*place.services.cluster, *place.services.images, nodes));
-  return put_in_devices(wanted, devices, placement);
+  std::erase_if(asked, [&](const std::string& node) { return !is_among(alive, node); });
+  return devices_of(*place.services.cluster, *place.services.images, asked);
+}
+
+/// Of `nodes` those that have devices; where none has, all.
+std::vector<std::string> with_devices(const std::vector<std::string>& nodes,
+                                      const DevicesOfNodes& devices) {
+  std::vector<std::string> have;
+  for (const std::string& node : nodes)
+    if (const auto found = devices.find(node); found != devices.end() && !found->second.empty())
+      have.push_back(node);
+  return have.empty() ? nodes : have;
 }
 
 }  // namespace
@@ -41,12 +50,14 @@ bool uses_devices(const Layout& wanted, const StoredState& stored) {
 Result<> check_devices(const JobPlace& place, const Layout& wanted,
                        const std::vector<std::string>& nodes) {
   if (!wanted.in_devices) return ok();
+  PTC_TRY(const DevicesOfNodes devices, devices_for(place, wanted, nodes));
   Placement placement;
   if (wanted.devices.empty())
-    for (const std::string& node : nodes) placement.place_of_rank.push_back({node});
+    for (const std::string& node : with_devices(nodes, devices))
+      placement.place_of_rank.push_back({node});
   for (const std::string& device : wanted.devices)
     placement.place_of_rank.push_back({node_of(device)});
-  return put_in_devices_of(place, wanted, placement);
+  return check_devices_of_ranks(wanted, devices, placement);
 }
 
 Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkpoint,
@@ -55,6 +66,11 @@ Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkp
   state.spec = wanted.spec;
   const bool is_alone = !place.services.cluster->shares_bytes();
   if (is_alone && !uses_devices(wanted, *checkpoint.stored())) return state;
+  DevicesOfNodes devices;
+  if (wanted.in_devices) {
+    PTC_TRY(devices,
+            devices_for(place, wanted, is_alone ? std::vector{place.services.node} : nodes));
+  }
   if (is_alone) {
     state.alive = {place.node_key()};
     state.placement.place_of_rank.assign(wanted.spec.sizes.world_size(), {place.services.node});
@@ -62,11 +78,10 @@ Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkp
     state.replicas = wanted.replicas;
     state.alive = std::move(nodes);
     if (state.alive.empty()) return no_node_in_service();
-    PTC_TRY(state.placement, place_ranks(wanted, checkpoint, *checkpoint.stored(), state.alive));
+    PTC_TRY(state.placement, place_ranks(wanted, checkpoint, *checkpoint.stored(),
+                                         with_devices(state.alive, devices)));
   }
-  if (wanted.in_devices) {
-    PTC_TRY(put_in_devices_of(place, wanted, state.placement));
-  }
+  put_in_devices(wanted, devices, state.placement);
   if (is_alone)
     for (MemoryPlace& rank : state.placement.place_of_rank) rank.node = place.node_key();
   return state;

@@ -17,12 +17,14 @@ std::vector<std::string> nodes_in_service(const JobPlace& place, const KnownJob&
 /// Whether memories of devices are wanted, or have some of it: then a node that is alone has places
 /// for ranks, too.
 bool uses_devices(const Layout& wanted, const StoredState& stored);
-/// Whether `nodes` have the devices that a layout wants, whatever is stored. kInvalidArgument, by
-/// node: one does not. kUnavailable: it does not say.
+/// Whether nodes have the devices that a layout names, or some of `nodes` any at all, whatever is
+/// stored. kInvalidArgument, by node: one does not. kUnavailable: it does not say.
 Result<> check_devices(const JobPlace& place, const Layout& wanted,
                        const std::vector<std::string>& nodes);
-/// Under `wanted`. `nodes`: those that shall hold something. kUnavailable: there is none, or one
-/// does not say which devices it has; kInvalidArgument: check_devices()'s.
+/// Under `wanted`. `nodes`: those that shall hold something; where it is to be in devices, ranks go
+/// to those that have some. A rank for which there is none any more has its files in the host's
+/// memory, until there is. kUnavailable: there is no node, or one does not say which devices it
+/// has.
 Result<WantedState> wanted_state(const JobPlace& place, const Checkpoint& checkpoint,
                                  const Layout& wanted, std::vector<std::string> nodes);
 /// Of a checkpoint beside the newest: no layout is made of it any more, and its files stay where

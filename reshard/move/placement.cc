@@ -37,8 +37,8 @@ class HeldBytes {
   const SourceIndex::HeldOf& held_;
 };
 
-/// visit(number of the node in StoredState::nodes) for each image of this very file. What is in it
-/// may be there as part of others, which then could not go.
+/// visit(number of the node in StoredState::nodes) for each image of this very file in the host's
+/// memory. What is in it may be there as part of others, which then could not go.
 template <class Visit>
 void for_each_with(const StoredState& stored, const StateFile& file, Visit visit) {
   const std::vector<StoredImage>& images = stored.images;
@@ -46,7 +46,8 @@ void for_each_with(const StoredState& stored, const StateFile& file, Visit visit
     return std::tie(one.state, one.path) < std::tie(file.owner, file.path);
   });
   for (; image != images.end() && image->state == file.owner && image->path == file.path; ++image)
-    if (image->image != nullptr) visit(stored.layouts()[image - images.begin()].node);
+    if (image->image != nullptr && image->memory.is_host())
+      visit(stored.layouts()[image - images.begin()].node);
 }
 
 /// Ranks with those of a tensor-parallel group side by side.
@@ -106,6 +107,14 @@ uint32_t number_of_device(const std::string& device) {
   return number;
 }
 
+/// The one of `memories` that layout.json names so, or the end.
+std::vector<NodeMemory>::const_iterator find_device(const std::vector<NodeMemory>& memories,
+                                                    const std::string& device) {
+  const uint32_t number = number_of_device(device);
+  return std::find_if(memories.begin(), memories.end(),
+                      [&](NodeMemory memory) { return memory.device() == number; });
+}
+
 /// "cuda:0, cuda:1"
 std::string device_list(const std::vector<NodeMemory>& memories) {
   std::vector<std::string> names;
@@ -115,11 +124,26 @@ std::string device_list(const std::vector<NodeMemory>& memories) {
 
 }  // namespace
 
-Result<> put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement) {
+void put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement) {
   std::map<std::string_view, size_t> ranks_on;
   for (size_t rank = 0; rank < placement.place_of_rank.size(); ++rank) {
     MemoryPlace& place = placement.place_of_rank[rank];
     const auto found = devices.find(place.node);
+    if (found == devices.end() || found->second.empty()) continue;
+    const std::vector<NodeMemory>& there = found->second;
+    if (layout.devices.empty()) {
+      place.memory = there[ranks_on[found->first]++ % there.size()];
+    } else if (const auto device = find_device(there, layout.devices[rank]);
+               device != there.end()) {
+      place.memory = *device;
+    }
+  }
+}
+
+Result<> check_devices_of_ranks(const Layout& layout, const DevicesOfNodes& devices,
+                                const Placement& placement) {
+  for (size_t rank = 0; rank < placement.place_of_rank.size(); ++rank) {
+    const auto found = devices.find(placement.place_of_rank[rank].node);
     if (found == devices.end()) continue;
     const std::vector<NodeMemory>& there = found->second;
     if (there.empty())
@@ -127,19 +151,11 @@ Result<> put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Pla
           "'memory' is \"device\", and node {} has no device for rank {}: start its ptcfs with "
           "--gpu, or give the layout nodes that have some (\"devices\")",
           found->first, rank);
-    if (layout.devices.empty()) {
-      place.memory = there[ranks_on[found->first]++ % there.size()];
-      continue;
-    }
-    const uint32_t number = number_of_device(layout.devices[rank]);
-    const auto device = std::find_if(there.begin(), there.end(),
-                                     [&](NodeMemory memory) { return memory.device() == number; });
-    if (device == there.end())
+    if (!layout.devices.empty() && find_device(there, layout.devices[rank]) == there.end())
       return invalid_argument(
           "'memory' is \"device\", and rank {} is given device {}, which node {} does not have: it "
           "has {}; name one of these, or start its ptcfs with others (--gpu)",
           rank, layout.devices[rank], found->first, device_list(there));
-    place.memory = *device;
   }
   return ok();
 }
@@ -248,20 +264,29 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
     on.erase(std::unique(on.begin(), on.end()), on.end());
   };
   for (std::vector<Place>& on : places_of_state) make_unique(on);
-  // Of places in their order: how many nodes, and whether this is one.
+  // Of places in their order: on how many nodes the host's memory is among them, and on how many
+  // only devices are.
+  struct Nodes {
+    size_t hosts = 0, devices_alone = 0;
+    // What is in devices ends with their daemons, all together perhaps: one is the first copy, and
+    // no other counts.
+    size_t copies() const { return hosts + std::min<size_t>(devices_alone, 1); }
+  };
   auto count_nodes = [](const std::vector<Place>& on) {
-    size_t count = 0;
-    for (size_t i = 0; i < on.size(); ++i) count += i == 0 || on[i].first != on[i - 1].first;
+    Nodes count;
+    for (size_t i = 0; i < on.size(); ++i)
+      if (i == 0 || on[i].first != on[i - 1].first)
+        ++(on[i].second.is_host() ? count.hosts : count.devices_alone);
     return count;
   };
-  auto is_on_node = [](const std::vector<Place>& on, uint32_t node) {
+  auto first_on_node = [](const std::vector<Place>& on, uint32_t node) {  // or null
     const auto first = std::lower_bound(on.begin(), on.end(), Place(node, NodeMemory::host()));
-    return first != on.end() && first->first == node;
+    return first != on.end() && first->first == node ? &*first : nullptr;
   };
 
   struct Candidate {
     uint64_t held;
-    bool has_file;
+    bool has_file, is_in_device;
     uint32_t distance, node;
   };
   constexpr uint32_t kNone = UINT32_MAX;
@@ -285,17 +310,24 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
       on.insert(on.end(), places_of_state[state].begin(), places_of_state[state].end());
     if (target.states.empty()) on = places_of_state.front();  // padding: anywhere
     if (target.states.size() > 1) make_unique(on);
-    if (const size_t has = count_nodes(on); has < replicas + 1u && has < all.size()) {
+    const Nodes nodes_with = count_nodes(on);
+    const size_t wanted = std::min<size_t>(replicas + size_t{1}, all.size());
+    if (const size_t has = nodes_with.copies(); has < wanted) {
       SourceIndex::HeldOf added_up;
       if (!is_held_known) added_up = stored.index().held_of(target.layout);
       const HeldBytes held_bytes(target.layout,
                                  is_held_known ? placement.held->of_target[number] : added_up);
       auto candidate_of = [&](uint32_t node) -> Candidate* {
-        if (place_of[node] == kNone || is_on_node(on, node)) return nullptr;
+        if (place_of[node] == kNone) return nullptr;
+        const Place* there = first_on_node(on, node);
+        // One whose device has the only other copy would have both.
+        if (there != nullptr && (there->second.is_host() || nodes_with.devices_alone == 1))
+          return nullptr;
         if (number_of[node] == kNone) {
           number_of[node] = static_cast<uint32_t>(candidates.size());
           const size_t distance = (place_of[node] + all.size() - turn % all.size()) % all.size();
-          candidates.push_back({held_bytes.least(), false, static_cast<uint32_t>(distance), node});
+          candidates.push_back(
+              {held_bytes.least(), false, there != nullptr, static_cast<uint32_t>(distance), node});
         }
         return &candidates[number_of[node]];
       };
@@ -305,15 +337,15 @@ std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutS
       for_each_with(stored, target, [&](uint32_t node) {
         if (Candidate* candidate = candidate_of(node)) candidate->has_file = true;
       });
-      // Of all others the first in turn.
-      const size_t enough = candidates.size() + replicas + 1u - has;
+      // Of all others the first in turn, and as many that have it in no device.
+      const size_t enough = candidates.size() + wanted - has + nodes_with.devices_alone;
       for (size_t i = 0; i < all.size() && candidates.size() < enough; ++i)
         candidate_of(all[(turn + i) % all.size()]);
-      const size_t more = std::min(candidates.size(), replicas + 1u - has);
+      const size_t more = std::min(candidates.size(), wanted - has);
       std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(more),
                         candidates.end(), [](const Candidate& a, const Candidate& b) {
-                          return std::tuple(b.held, b.has_file, a.distance) <
-                                 std::tuple(a.held, a.has_file, b.distance);
+                          return std::tuple(b.held, b.has_file, a.is_in_device, a.distance) <
+                                 std::tuple(a.held, a.has_file, b.is_in_device, b.distance);
                         });
       for (const Candidate& candidate : candidates) number_of[candidate.node] = kNone;
       for (size_t i = 0; i < more; ++i) on.emplace_back(candidates[i].node, NodeMemory::host());

@@ -67,17 +67,20 @@ Result<Placement> place_ranks(const Layout& layout, const Checkpoint& checkpoint
 using DevicesOfNodes = std::map<std::string, std::vector<NodeMemory>>;
 
 /// Each rank's files go into the memory of its device: the one that `layout.devices` gives it
-/// ("w0:1": device 1), else the ranks of a node take turns over its devices. kInvalidArgument: a
-/// node has none, or not that one; says what to do. A rank on a node that is not in `devices` stays
-/// as it is.
-Result<> put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement);
+/// ("w0:1": device 1), else the ranks of a node take turns over its devices. A rank on a node that
+/// is not in `devices` stays as it is, and so does one whose node has none, or not that one.
+void put_in_devices(const Layout& layout, const DevicesOfNodes& devices, Placement& placement);
+/// kInvalidArgument: one would stay whose node is in `devices`; says what to do.
+Result<> check_devices_of_ranks(const Layout& layout, const DevicesOfNodes& devices,
+                                const Placement& placement);
 
 /// Where each file of `targets` (Checkpoint::target_images) shall be: once in each memory of the
-/// ranks that read it (of nodes that are alive), and on so many more nodes that `replicas` have it
-/// beside the first, as far as there are nodes, there in the host's memory; those that hold most of
-/// it already come first, of these those that have just this file, then in turn. One entry a copy,
-/// its place in `layout`; `layout.node` is the number of the node in `nodes`, to which nodes are
-/// added.
+/// ranks that read it (of nodes that are alive), and in the host's memory of so many more nodes
+/// that `replicas` have it there beside the first, as far as there are nodes. Of copies in devices
+/// only one counts, as the first: all others may end with their daemons at once. Nodes that hold
+/// most of it already come first, of these those that have just this file, of these those that have
+/// it in no device, then in turn. One entry a copy, its place in `layout`; `layout.node` is the
+/// number of the node in `nodes`, to which nodes are added.
 std::vector<StateFile> place_files(std::vector<StateFile> targets, const LayoutSpec& spec,
                                    const Placement& placement, uint32_t replicas,
                                    const std::vector<std::string>& alive, const StoredState& stored,

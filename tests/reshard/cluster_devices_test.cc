@@ -87,5 +87,46 @@ TEST_F(DevicesTest, ReplicasAreInTheHostsMemoryAndOutliveTheDevices) {
   expect_everywhere({0, 1, 2}, spec);
 }
 
+TEST_F(DevicesTest, CopiesInDevicesAreNoReplicas) {
+  edit(0, R"({"tp": 1, "pp": 1, "dp": 2, "memory": "device", "replicas": 1,
+              "devices": ["w0:0", "w1:0"]})");
+  cluster_.wait_settled();
+  const std::set<std::string> found = places(2);
+  EXPECT_TRUE(found.contains("w0/cuda:0") && found.contains("w1/cuda:0"));
+  EXPECT_TRUE(found.contains("w0") || found.contains("w1") || found.contains("w2"));
+  // All daemons end at once, and with them what is in devices.
+  for (unsigned node : {0, 1, 2}) cluster_.stop(node);
+  for (unsigned node : {0, 1, 2}) cluster_.start(node);
+  cluster_.wait_settled();
+  EXPECT_THAT(cluster_.job(0, "job")->find_checkpoint("base")->lost_tensors(), IsEmpty());
+  EXPECT_TRUE(
+      becomes([&] { return places(0).contains("w0/cuda:0") && places(0).contains("w1/cuda:0"); }));
+  expect_everywhere({0, 1, 2}, spec_of(R"({"tp": 1, "pp": 1, "dp": 2})"));
+}
+
+TEST_F(DevicesTest, RanksGoToNodesWithDevicesAndWhereNoneIsLeftToTheHost) {
+  edit(0, R"({"tp": 2, "pp": 1, "dp": 1, "memory": "device", "replicas": 1})");
+  cluster_.wait_settled();
+  const auto in_devices = [&](unsigned node) {
+    std::set<std::string> found = places(node);
+    std::erase_if(found, [](const std::string& place) { return place.find('/') == place.npos; });
+    return found;
+  };
+  EXPECT_TRUE(becomes([&] { return in_devices(2).size() == 2; }));
+  const LayoutSpec spec = spec_of(R"({"tp": 2, "pp": 1, "dp": 1})");
+  cluster_.stop(1);  // w0 has devices, and w2 none
+  cluster_.wait_settled();
+  EXPECT_TRUE(becomes([&] {
+    return in_devices(0) == std::set<std::string>{"w0/cuda:0", "w0/cuda:1"} &&
+           cluster_.job(0, "job")->status_json().find("missing_copy_bytes") == std::string::npos;
+  })) << cluster_.job(0, "job")->status_json();
+  EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr(R"("state":"idle")"));
+  cluster_.stop(0);
+  cluster_.wait_settled();
+  expect_everywhere({2}, spec);
+  EXPECT_THAT(places(2), UnorderedElementsAre("w2"));
+  EXPECT_THAT(cluster_.job(2, "job")->status_json(), HasSubstr(R"("state":"idle")"));
+}
+
 }  // namespace
 }  // namespace ptc::testing
