@@ -544,6 +544,9 @@ Result<> CommitAttempt::make_copies() {
   if (as_written.spec.sizes.world_size() != stored->spec.sizes.world_size())
     as_written.devices.clear();
   as_written.spec = stored->spec;
+  // It is in the host's memory, as what was written is: no device that is full holds up a commit.
+  // What shall be in devices is brought there after it.
+  as_written.in_devices = false;
   auto make_once = [&](Fences& of_nodes) -> Result<std::shared_ptr<const StoredState>> {
     PTC_TRY(auto wanted, wanted_state(job_.place, checkpoint, as_written,
                                       nodes_in_service(job_.place, *job_.knowledge.now())));
