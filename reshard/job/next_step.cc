@@ -34,18 +34,22 @@ std::vector<std::pair<std::string, std::string>> too_many_of(const KnownJob& kno
   return surplus;
 }
 
-/// An older one that this round has not brought where it shall be. On a node that is alone those
-/// that leave the memory of devices.
-const CheckpointRecord* next_older(const KnownJob& known, bool shares_bytes, const Round& round) {
+/// An older one that this round has not brought where it shall be. `in_devices`: of those that
+/// leave the memory of devices.
+const CheckpointRecord* next_older(const KnownJob& known, bool in_devices, const Round& round) {
   const CheckpointRecord* newest = known.latest();
   for (const auto& [name, record] : known.checkpoints)
     if (&record != newest && !round.brought.contains(record.id) &&
-        (shares_bytes || uses_devices({}, *record.where)))
+        (!in_devices || uses_devices({}, *record.where)))
       return &record;
   return nullptr;
 }
 
 }  // namespace
+
+bool is_older_in_devices(const KnownJob& known) {
+  return next_older(known, /*in_devices=*/true, {}) != nullptr;
+}
 
 JobStep next_step(const KnownJob& known, bool shares_bytes, bool parts, const Round& round,
                   KnownJob::Clock::time_point now) {
@@ -57,10 +61,13 @@ JobStep next_step(const KnownJob& known, bool shares_bytes, bool parts, const Ro
   }
   if (round.leads) {
     if (round.gives_back) return {Kind::kGiveBack};
-    if (!round.newest_is_brought) return {Kind::kSettleNewest};
-    const CheckpointRecord* older = next_older(known, shares_bytes, round);
-    if (older == nullptr) return {Kind::kGiveBack};
-    return {Kind::kSettleOlder, std::nullopt, *older};
+    const bool makes_room = round.newest_lacks_room && !round.newest_is_brought;
+    if (!round.newest_is_brought && (!makes_room || round.room_is_made))
+      return {Kind::kSettleNewest};
+    const CheckpointRecord* older =
+        next_older(known, /*in_devices=*/makes_room || !shares_bytes, round);
+    if (older != nullptr) return {Kind::kSettleOlder, std::nullopt, *older};
+    return {makes_room ? Kind::kMakeRoom : Kind::kGiveBack};
   }
   auto too_many = too_many_of(known);
   const bool again = !too_many.empty() || parts;

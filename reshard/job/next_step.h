@@ -1,4 +1,7 @@
 // What a job does in the background, decided from what is known: a pure function, a step at a time.
+//
+// The newest checkpoint is first, but where it has no room in devices in which older ones lie: then
+// these leave them, which they would do after it anyway, and it is tried once more.
 #pragma once
 
 #include <optional>
@@ -19,6 +22,9 @@ struct Round {
   bool another_leads = false;      // it was to lead, and does not
   bool gives_back = false;         // an error that is no loss of one checkpoint: no more is brought
   bool newest_is_brought = false;  // and the layout in force
+  /// It had no room where it shall be: what older ones have in devices leaves these first.
+  bool newest_lacks_room = false;
+  bool room_is_made = false;                   // what has left them is gone there
   std::set<std::string, std::less<>> brought;  // ids of checkpoints that are where they shall be
   bool trimmed = false, looked_at_parts = false;
 };
@@ -29,6 +35,7 @@ struct JobStep {
     kLead,          // become the one that decides what the job's nodes do
     kSettleNewest,  // bring the newest checkpoint into the layout that is wanted, and flip
     kSettleOlder,   // give an older one the copies that are wanted, on nodes in service
+    kMakeRoom,      // copies beyond those that are wanted go, for the newest
     kGiveBack,      // lead no more
     kTrim,          // remove checkpoints that are more than `keep`
     kDropParts,     // of those made here for others, the ones whose leader is gone
@@ -38,6 +45,9 @@ struct JobStep {
   std::optional<CheckpointRecord> older = std::nullopt;             // kSettleOlder
   std::vector<std::pair<std::string, std::string>> too_many = {};   // kTrim: name and id
 };
+
+/// Some of a checkpoint beside the newest is in the memory of a device.
+bool is_older_in_devices(const KnownJob& known);
 
 /// `shares_bytes`: Cluster::shares_bytes(); `parts`: some were made here for others, and are not
 /// decided on.

@@ -40,8 +40,20 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
         round.another_leads = !round.leads;
         break;
       case Kind::kSettleNewest:
-        attempt.go_on([&] { return settle_newest(attempt); });
         round.newest_is_brought = true;
+        attempt.go_on([&]() -> Result<> {
+          Result<> settled = settle_newest(attempt);
+          if (!lacks_room_of_older(attempt, settled, round)) return settled;
+          round.newest_is_brought = false;
+          round.newest_lacks_room = true;
+          return ok();
+        });
+        break;
+      case Kind::kMakeRoom:
+        // What stays for now shows in whether there is room.
+        if (const Result<> trimmed = trim_all(attempt); trimmed.has_error())
+          look_again_at_copies(trimmed.error());
+        round.room_is_made = true;
         break;
       case Kind::kSettleOlder:
         attempt.go_on([&] { return settle_older(*step.older, attempt); });
@@ -67,6 +79,14 @@ std::optional<StepPool::Time> Resharder::carry_on(const std::stop_token& stop) {
     }
     round.gives_back = !attempt.goes_on();
   }
+}
+
+/// The newest has no room in devices, and what older ones have there has not left yet.
+bool Resharder::lacks_room_of_older(const Attempt& attempt, const Result<>& settled,
+                                    const Round& round) const {
+  return settled.has_error() && settled.error().code() == Code::kNoSpace &&
+         attempt.wanted.in_devices && !round.newest_lacks_room &&
+         is_older_in_devices(*uses_.knowledge.now());
 }
 
 /// So this node has nothing to do, unless there is more by now.
@@ -200,8 +220,11 @@ Result<std::shared_ptr<const StoredState>> Resharder::move_or_repair(const Check
   constexpr int kTriesForSpace = 6;
   constexpr auto kFreed = std::chrono::milliseconds(300);
   auto moved = move(record, wanted, attempt, fences);
-  // What was removed a moment ago, perhaps to make this fit, is given back bit by bit.
-  for (int tries = 1; moved.has_error() && moved.error().code() == Code::kNoSpace &&
+  // What was removed a moment ago, perhaps to make this fit, is given back bit by bit. Where older
+  // ones are to leave devices first, that is not waited for.
+  const bool waits = record.checkpoint != attempt.newest || !attempt.wanted.in_devices ||
+                     !is_older_in_devices(*uses_.knowledge.now());
+  for (int tries = 1; waits && moved.has_error() && moved.error().code() == Code::kNoSpace &&
                       tries < kTriesForSpace && !attempt.activity->stop_token().stop_requested();
        ++tries) {
     std::this_thread::sleep_for(kFreed);

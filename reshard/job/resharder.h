@@ -88,6 +88,8 @@ class Resharder {
   /// False: another node leads, or has. `others_know_all`: which files of this node are missing.
   bool begin(Attempt& attempt, bool others_know_all);
   bool another_has_looked();
+  bool lacks_room_of_older(const Attempt& attempt, const Result<>& settled,
+                           const Round& round) const;
   void end(Attempt& attempt);
   Result<> settle_newest(Attempt& attempt);
   Result<> settle_older(const CheckpointRecord& record, Attempt& attempt);

@@ -128,6 +128,33 @@ TEST(NextStep, AloneThereAreNoCopiesOfOlderOnes) {
             StepKind::kGiveBack);
 }
 
+TEST(NextStep, WhereTheNewestHasNoRoomInDevicesOlderOnesLeaveThemFirst) {
+  KnownJob known = edited(settled_with({"a", "b", "c"}));
+  EXPECT_FALSE(is_older_in_devices(known));
+  std::vector<ImageLayout> layouts(1);
+  layouts[0].memory = NodeMemory::cuda(0);
+  StoredState in_device;
+  in_device.images.emplace_back();
+  in_device.held = std::make_shared<const StoredLayouts>(layouts, std::vector<uint8_t>(), "one");
+  known.checkpoints["c"].where = std::make_shared<const StoredState>(in_device);
+  EXPECT_FALSE(is_older_in_devices(known)) << "the newest";
+  known.checkpoints["b"].where = known.checkpoints["c"].where;
+  EXPECT_TRUE(is_older_in_devices(known));
+  Round round = leading();
+  round.newest_lacks_room = true;
+  JobStep step = next_step(known, kCluster, kNoParts, round, kNow);
+  ASSERT_EQ(step.kind, StepKind::kSettleOlder);
+  EXPECT_EQ(step.older->id, "id of b") << "the others are no hindrance";
+  round.brought.insert("id of b");
+  EXPECT_EQ(next_step(known, kCluster, kNoParts, round, kNow).kind, StepKind::kMakeRoom);
+  round.room_is_made = true;
+  EXPECT_EQ(next_step(known, kCluster, kNoParts, round, kNow).kind, StepKind::kSettleNewest);
+  round.newest_is_brought = true;
+  step = next_step(known, kCluster, kNoParts, round, kNow);
+  ASSERT_EQ(step.kind, StepKind::kSettleOlder);
+  EXPECT_EQ(step.older->id, "id of a");
+}
+
 TEST(NextStep, AfterAnErrorItIsGivenBackAtOnce) {
   Round round = leading();
   round.gives_back = true;
