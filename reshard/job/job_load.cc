@@ -61,6 +61,12 @@ Result<std::vector<NamedFile>> Job::Impl::load_with(const FetchedFiles& fetched)
   if (known.has_error() && (!read || known.error().code() != Code::kUnavailable))
     return known.error();
   PTC_TRY(recover_commits());
+  knowledge.update([](KnownJob& now) {
+    // Who was to bring the newest into the memory of devices may have ended before that.
+    const CheckpointRecord* newest = now.latest();
+    if (newest != nullptr && now.saved.layout.in_devices && !newest->checkpoint->loss())
+      now.look_anyway = true;
+  });
   return std::vector<NamedFile>();
 }
 

@@ -18,6 +18,12 @@ class Large(Small):
     config = {**models.Llama.config, "vocab_size": vocab}
 
 
+class Medium(Small):
+    """Of some 31 MB: more than half of the room in a device."""
+    vocab = 60_000
+    config = {**models.Llama.config, "vocab_size": vocab}
+
+
 class DeviceTier(unittest.TestCase):
     """Each test has a daemon of its own: one of them starts it again."""
 
@@ -144,6 +150,49 @@ class DeviceTier(unittest.TestCase):
         self.assertNotIn("devices", older)
         self.check(1)
 
+    def wait_newest_in_devices(self, job, name):
+        """It alone."""
+        deadline = mount.time.monotonic() + 30
+        while True:
+            status = job.status()
+            *older, newest = status["checkpoints"]
+            self.assertEqual(newest["name"], name)
+            if "devices" in newest and not any("devices" in one for one in older) and status["state"] == "idle":
+                return status
+            if mount.time.monotonic() > deadline:
+                self.fail(status)
+            mount.time.sleep(0.05)
+
+    def test_where_two_have_no_room_the_older_one_leaves_first(self):
+        job = self.mount.job("medium")
+        kept = {}
+        for seed, name in ((1, "base"), (2, "next"), (3, "third")):
+            kept[name] = Medium(seed=seed)
+            kept[name].write_hf(job.incoming(name) + "/rank/0")
+            job.commit(name)
+            if name == "base":
+                job.set_layout(tp=1, memory="device")
+            status = self.wait_newest_in_devices(job, name)
+            self.assertIsNone(status["last_error"])
+        for name, model in kept.items():
+            found = models.read_safetensors(job.rank_file(name, "tp1-pp1-dp1", 0))
+            self.assertEqual(found, {tensor.name: tensor for tensor in model.rank_tensors(1, 1, 0, 0)}, name)
+
+    def test_what_no_daemon_brought_into_devices_the_next_one_does(self):
+        self.job.set_layout(tp=1, memory="device")
+        self.mount.stop()
+        self.mount.options = ("--gpu", "off")
+        self.mount.start()
+        self.mount.ptc("rm", "llama/base", "--force", check=False)
+        Small(seed=2).write_hf(self.job.incoming("next") + "/rank/0")
+        self.job.commit("next")
+        self.job.wait()  # without devices it is in the host's memory
+        self.assertEqual(self.devices(), {})
+        self.mount.stop()
+        self.mount.options = ("--gpu", "host:64M,64M")
+        self.mount.start()
+        self.wait_newest_in_devices(self.job, "next")
+
     def test_after_a_start_it_is_lost_and_named(self):
         self.job.set_layout(tp=2, memory="device")
         self.mount.stop()
@@ -151,6 +200,10 @@ class DeviceTier(unittest.TestCase):
         status = self.job.status()
         self.assertTrue(any("lost 48 tensors" in warning for warning in status["warnings"]), status["warnings"])
         self.assertEqual(mount.error_of(mount.read_bytes, self.job.rank_file("base", "tp2-pp1-dp1", 0)), "EIO")
+        self.mount.stop()
+        self.mount.start()
+        events = self.mount.ptc("events", "llama").stdout
+        self.assertEqual(events.count("48 tensors are lost"), 1, events)
         self.mount.ptc("rm", "llama/base", "--force", check=False)
         job = self.mount.job("again")  # and the daemon goes on
         self.model.write_hf(job.incoming("base") + "/rank/0")
