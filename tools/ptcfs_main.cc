@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -642,6 +643,49 @@ int run_kept(Options& options, KeptBy by) {
   });
 }
 
+/// Of what the jobs of a mount have in the memory of devices alone, which ends with the daemon that
+/// serves it; empty: there is nothing.
+std::string ends_with_daemon(const std::string& mount_point) {
+  std::string first;
+  size_t more = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(mount_point, error)) {
+    const std::string job = entry.path().filename().string();
+    const auto text = read_text_file(AT_FDCWD, entry.path().string() + "/status.json", 64 << 20);
+    if (!text) continue;  // it is no job's
+    const auto status = parse_json(text.value());
+    if (!status || !status.value().is_object()) continue;
+    const json::value* checkpoints = status.value().get_object().if_contains("checkpoints");
+    if (checkpoints == nullptr || !checkpoints->is_array()) continue;
+    for (const json::value& checkpoint : checkpoints->get_array()) {
+      if (!checkpoint.is_object()) continue;
+      const auto bytes = json_uint(checkpoint.get_object(), "ends_with_daemon_bytes");
+      if (!bytes || !bytes.value()) continue;
+      if (!first.empty()) {
+        ++more;
+        continue;
+      }
+      first = fmt::format(
+          "job {} has {} in the memory of devices alone, which would be lost: bring it into the "
+          "host's (ptc layout {} set --memory host --wait), or remove that checkpoint",
+          shell_word(job), format_size(*bytes.value()), shell_word(job));
+    }
+  }
+  if (more > 0) first += fmt::format("; and so for {} further checkpoints", more);
+  return first;
+}
+
+/// The same. A daemon that does not answer for so long is not asked: it is replaced for that.
+std::string ends_with_daemon_if_it_says(const std::string& mount_point) {
+  constexpr auto kPatience = std::chrono::seconds(5);
+  std::promise<std::string> promise;
+  std::future<std::string> said = promise.get_future();
+  std::thread([mount_point, promise = std::move(promise)]() mutable {
+    promise.set_value(ends_with_daemon(mount_point));
+  }).detach();
+  return said.wait_for(kPatience) == std::future_status::ready ? said.get() : std::string();
+}
+
 /// What is given beside the flag replaces all that was given before.
 int upgrade(const Options& options, int argc, char** argv) {
   char self[PATH_MAX] = {};
@@ -652,6 +696,11 @@ int upgrade(const Options& options, int argc, char** argv) {
     for (int i = 0; i < argc; ++i)
       if (std::string_view(argv[i]) != "--upgrade") arguments.emplace_back(argv[i]);
   }
+  if (const std::string lost = ends_with_daemon_if_it_says(options.mount.mount_point);
+      !lost.empty())
+    return complain(
+        make_error(Code::kBusy, "{} is not upgraded: {}", options.mount.mount_point, lost),
+        kSystemError);
   auto outage = ask_for_upgrade(options.mount.mount_point, self, arguments);
   if (!outage) return complain(outage.error(), kSystemError);
   fmt::print("ptcfs: upgraded {}; nobody served it for {:.3f} s\n", options.mount.mount_point,

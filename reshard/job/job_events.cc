@@ -44,6 +44,26 @@ uint64_t last_number(std::string_view text) {
   return 0;
 }
 
+/// By checkpoint, as these lines say.
+std::map<std::string, uint64_t, std::less<>> tensors_lost(std::string_view text) {
+  std::map<std::string, uint64_t, std::less<>> lost;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n') + 1);  // it ends with one
+    text.remove_prefix(line.size());
+    const auto value = parse_json(line);
+    if (!value || !value.value().is_object()) continue;
+    const json::object& event = value.value().get_object();
+    const json::value* name = event.if_contains("checkpoint");
+    if (name == nullptr || !name->is_string()) continue;
+    const auto number = json_uint(event, "tensors_lost");
+    if (number && number.value()) lost[std::string(name->get_string())] = *number.value();
+    else if (const json::value* kind = event.if_contains("event");
+             kind != nullptr && *kind == "commit")
+      lost.erase(std::string(name->get_string()));
+  }
+  return lost;
+}
+
 json::object event_of(std::string_view what) { return {{"event", what}}; }
 
 json::object event_about(std::string_view what, std::string_view checkpoint) {
@@ -115,6 +135,11 @@ EventView EventView::of(const KnownJob& known, const EventView& before) {
       one.tensors = record.checkpoint->model().tensors().size();
       one.bytes = bytes_of(*where);
       one.lost = record.checkpoint->lost_tensors().size();
+      one.lost_with_device =
+          one.lost > 0 &&
+          std::any_of(where->images.begin(), where->images.end(), [](const StoredImage& image) {
+            return image.image == nullptr && !image.memory.is_host();
+          });
     }
     one.mended = record.mended;
     one.pinned = record.pinned;
@@ -217,10 +242,24 @@ void JobEvents::begin(const KnownJob& known) {
   seen_ = EventView::of(known, {});
   if (whole.empty() && seen_.checkpoints.empty() && seen_.revision <= 1)
     return append({event_of("job_made")});
-  append({json::object{{"event", "daemon_started"},
-                       {"revision", seen_.in_force_revision},
-                       {"layout", seen_.layout},
-                       {"checkpoints", seen_.checkpoints.size()}}});
+  std::vector<json::object> events{json::object{{"event", "daemon_started"},
+                                                {"revision", seen_.in_force_revision},
+                                                {"layout", seen_.layout},
+                                                {"checkpoints", seen_.checkpoints.size()}}};
+  // What ended with the daemon before is no change of what this one knows.
+  const auto is_lost = [](const auto& one) { return one.second.lost_with_device; };
+  if (std::any_of(seen_.checkpoints.begin(), seen_.checkpoints.end(), is_lost)) {
+    const auto before = tensors_lost(whole);
+    for (const auto& [name, one] : seen_.checkpoints) {
+      const auto told = before.find(name);
+      if (!one.lost_with_device || (told != before.end() && told->second == one.lost)) continue;
+      json::object event = event_about("lost", name);
+      event["tensors_lost"] = one.lost;
+      event["why"] = "what is in the memory of devices ends with their daemon";
+      events.push_back(std::move(event));
+    }
+  }
+  append(std::move(events));
 }
 
 void JobEvents::note(const std::function<std::shared_ptr<const KnownJob>()>& now) try {

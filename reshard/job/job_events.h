@@ -30,6 +30,7 @@ struct EventView {
     std::string id, layout;
     std::weak_ptr<const StoredState> where;  // what `lost` and `bytes` were made of
     uint64_t tensors = 0, bytes = 0, lost = 0, damaged = 0;
+    bool lost_with_device = false;  // some of it was in the memory of one, and is not there
     int64_t mended = 0;
     bool pinned = false;
   };

@@ -37,6 +37,26 @@ bool is_in_devices_alone(const StoredState& stored) {
   return true;
 }
 
+/// Bytes of files in devices of a node of which there is no other copy within reach.
+uint64_t bytes_ending_with(const StoredState& stored, const std::string& node) {
+  const std::vector<StoredImage>& images = stored.images;
+  uint64_t bytes = 0;
+  for (size_t begin = 0, end; begin < images.size(); begin = end) {  // copies stand side by side
+    bool ends = false, stays = false;
+    for (end = begin;
+         end < images.size() && images[end].state == images[begin].state &&
+         images[end].path == images[begin].path && images[end].written == images[begin].written;
+         ++end) {
+      const StoredImage& image = images[end];
+      if (image.image == nullptr || stored.layouts()[end].arrays.empty()) continue;
+      const bool is_here = image.node.empty() || image.node == node;
+      (is_here && !image.memory.is_host() ? ends : stays) = true;
+    }
+    if (ends && !stays) bytes += stored.layouts()[begin].bytes;
+  }
+  return bytes;
+}
+
 json::value error_of(const std::optional<KnownJob::LastError>& error) {
   if (!error) return nullptr;
   return json::object{{"what", error->what}, {"time", time_text(error->time_ns)}};
@@ -197,6 +217,8 @@ std::string status_of(const KnownJob& known, const std::string& job, const std::
     }
     if (json::array devices = bytes_in_devices(*stored); !devices.empty()) {
       object["devices"] = std::move(devices);
+      if (const uint64_t bytes = bytes_ending_with(*stored, node_name); bytes > 0)
+        object["ends_with_daemon_bytes"] = bytes;
       if (is_in_devices_alone(*stored))
         warnings.push_back(json::value(
             fmt::format("checkpoint {} is in the memory of devices alone: what no other node has a "

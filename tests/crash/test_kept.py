@@ -366,6 +366,24 @@ class WhatTheKeeperDoes(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(mount.read_json(self.daemon.path + "/.ptc/daemon.json")["options"]["patience"], 7)
 
+    def test_what_is_in_devices_alone_is_not_upgraded_away(self):
+        with Kept("--gpu", "host:64M") as daemon:
+            job = daemon.job("in_device")
+            story.MODELS["a"].write_hf(job.incoming("a") + "/rank/0")
+            job.commit("a")
+            job.set_layout(tp=1, memory="device")
+            before = daemon.daemon()
+            done = daemon.upgrade()
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn("job in_device has", done.stderr)
+            self.assertIn("--memory host", done.stderr)
+            self.assertEqual(daemon.daemon(), before)
+            self.assertTrue(mount.read_bytes(job.rank_file("a", "tp1-pp1-dp1", 0)))
+            job.set_layout(tp=1, memory="host")
+            done = daemon.upgrade()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(mount.read_bytes(job.rank_file("a", "tp1-pp1-dp1", 0)))
+
     def test_what_was_removed_is_never_another_file(self):
         path = self.job.incoming("x") + "/f"
         os.makedirs(os.path.dirname(path))
