@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "store/base/error.h"
 #include "store/base/memory_place.h"
@@ -18,9 +20,8 @@
 namespace ptc {
 
 /// Work is begun by send() and receive() in their order, and what one end sends the other receives:
-/// as many bytes at a time, in the same order. What they name is left alone until wait() returns,
-/// or the link is gone. Memory that a stream of the device is still at is not named: who filled it
-/// has waited.
+/// as many bytes at a time, in the same order. What they name is left alone until wait() returns.
+/// Memory that a stream of the device is still at is not named: who filled it has waited.
 ///
 /// Nothing waits longer than its deadline, whatever the other end does, which may have died.
 /// Threads: one at a time; abort(): any, also while another one waits. Ends before its device.
@@ -32,8 +33,12 @@ class DeviceLink {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  /// Waits for nobody.
+  /// Waits for nobody: where work was begun and not waited for, the device may be at it for a
+  /// while.
   virtual ~DeviceLink() = default;
+  /// The link lets go of it when it is gone and its device is at none of its work any more. So what
+  /// send() and receive() name is not given back under their hands, whatever becomes of the link.
+  void keep(std::shared_ptr<const void> memory) { kept_.push_back(std::move(memory)); }
   /// Once, before anything is sent: both ends do it at the same time.
   virtual Result<> connect(Deadline deadline) = 0;
   virtual Result<> send(ConstMemoryPointer bytes, uint64_t count) = 0;
@@ -42,9 +47,13 @@ class DeviceLink {
   /// there. That it is sent does not mean that it has come.
   virtual Result<> wait(Deadline deadline) = 0;
   virtual void abort() = 0;
+
+ protected:
+  std::vector<std::shared_ptr<const void>> kept_;
 };
 
-/// Makes links of one kind. Threads: any. Outlives them.
+/// Makes links of one kind. Threads: any. Outlives them, and ends before their devices: its end
+/// waits until these are at no work of links that are gone.
 class DeviceLinkMaker {
  public:
   static constexpr size_t kMostIdBytes = 128;

@@ -7,8 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "store/device/cuda_driver.h"
-#include "store/device/nccl_library.h"
+#include "store/base/mutex.h"
 
 namespace ptc {
 namespace {
@@ -19,44 +18,100 @@ constexpr int kRanks = 2;
 constexpr int kMostThreadGroups = 4;
 constexpr auto kPause = std::chrono::microseconds(50);
 
-/// NCCL's calls return at once, and the thread that waits asks how far it is. No other one ever
-/// calls NCCL for this link: abort() only leaves word.
-class NcclLink final : public DeviceLink {
- public:
-  NcclLink(const CudaDriver& driver, const NcclLibrary& nccl, NodeMemory memory,
-           const NcclLibrary::UniqueId& id, DeviceLinkMaker::End end)
-      : driver_(driver),
-        nccl_(nccl),
-        memory_(memory),
-        id_(id),
-        rank_(end == DeviceLinkMaker::End::kAsks ? 0 : 1) {}
+using Kept = std::vector<std::shared_ptr<const void>>;
 
-  /// As any end may be at work yet, and NCCL may wait for the other one: on a thread of its own.
-  ~NcclLink() override {
-    const auto end = [&driver = driver_, &nccl = nccl_, communicator = communicator_,
-                      stream = stream_, device = device_, context = context_] {
-      if (context == nullptr) return;
+/// How many links are not at their end yet, those among them that nobody has any more. Threads:
+/// any.
+class EndingLinks {
+ public:
+  void begin() {
+    MutexLock lock(mutex_);
+    ++count_;
+  }
+  void end(Kept kept) {
+    MutexLock lock(mutex_);
+    if (was_left_) (void)new Kept(std::move(kept));  // its device may be gone: it stays
+    else kept.clear();
+    --count_;
+    changed_.notify_all();
+  }
+  void wait(std::chrono::milliseconds longest) {
+    MutexLock lock(mutex_);
+    changed_.wait_until(mutex_, std::chrono::steady_clock::now() + longest,
+                        [this]() PTC_REQUIRES(mutex_) { return count_ == 0; });
+    was_left_ = count_ > 0;
+  }
+
+ private:
+  Mutex mutex_;
+  ConditionVariable changed_;
+  size_t count_ PTC_GUARDED_BY(mutex_) = 0;
+  bool was_left_ PTC_GUARDED_BY(mutex_) = false;
+};
+
+/// What NCCL and the driver have of a link.
+struct LinkHandles {
+  const CudaDriver& driver;
+  const NcclLibrary& nccl;
+  const std::shared_ptr<EndingLinks> ends;
+  CudaDriver::Device device = 0;
+  CudaDriver::Context context = nullptr;
+  CudaDriver::Stream stream = nullptr;
+  NcclLibrary::Communicator communicator = nullptr;
+  Kept kept;
+
+  /// May wait for the other end. Not before NCCL's kernels are gone is their memory let go of: one
+  /// that runs into memory that is there no more takes the device's context with it, and all that
+  /// lies in it.
+  void end() {
+    if (context != nullptr) {
       (void)driver.cuCtxSetCurrent(context);
       if (communicator != nullptr) (void)nccl.ncclCommAbort(communicator);
       if (stream != nullptr) (void)driver.cuStreamDestroy(stream);
       (void)driver.cuDevicePrimaryCtxRelease(device);
-    };
+    }
+    ends->end(std::move(kept));
+  }
+};
+
+/// NCCL's calls return at once, and the thread that waits asks how far it is. No other one ever
+/// calls NCCL for this link: abort() only leaves word.
+class NcclLink final : public DeviceLink {
+ public:
+  NcclLink(const CudaDriver& driver, const NcclLibrary& nccl, std::shared_ptr<EndingLinks> ends,
+           NodeMemory memory, const NcclLibrary::UniqueId& id, DeviceLinkMaker::End end)
+      : driver_(driver),
+        nccl_(nccl),
+        memory_(memory),
+        id_(id),
+        rank_(end == DeviceLinkMaker::End::kAsks ? 0 : 1),
+        handles_(new LinkHandles{driver, nccl, std::move(ends)}) {
+    handles_->ends->begin();
+  }
+
+  /// On a thread of its own, where NCCL has anything of it.
+  ~NcclLink() override {
+    handles_->kept = std::move(kept_);
+    if (handles_->communicator == nullptr) {
+      handles_->end();
+      return;
+    }
     try {
-      std::thread(end).detach();
+      std::thread([handles = handles_] { handles->end(); }).detach();
     } catch (const std::exception&) {  // no thread
-      end();
+      handles_->end();
     }
   }
 
   Result<> open() {
-    PTC_TRY(driver_.check(driver_.cuDeviceGet(&device_, static_cast<int>(memory_.device())),
-                          "cuDeviceGet"));
+    PTC_TRY(driver_.check(
+        driver_.cuDeviceGet(&handles_->device, static_cast<int>(memory_.device())), "cuDeviceGet"));
     CudaDriver::Context context = nullptr;
-    PTC_TRY(driver_.check(driver_.cuDevicePrimaryCtxRetain(&context, device_),
+    PTC_TRY(driver_.check(driver_.cuDevicePrimaryCtxRetain(&context, handles_->device),
                           "cuDevicePrimaryCtxRetain"));
-    context_ = context;
+    handles_->context = context;
     PTC_TRY(enter());
-    return driver_.check(driver_.cuStreamCreate(&stream_, CudaDriver::kNonBlocking),
+    return driver_.check(driver_.cuStreamCreate(&handles_->stream, CudaDriver::kNonBlocking),
                          "cuStreamCreate");
   }
 
@@ -66,9 +121,9 @@ class NcclLink final : public DeviceLink {
     NcclLibrary::Config config;
     config.blocking = 0;
     config.most_thread_groups = kMostThreadGroups;
-    PTC_TRY(sticky(
-        nccl_.check(nccl_.ncclCommInitRankConfig(&communicator_, kRanks, id_, rank_, &config),
-                    "ncclCommInitRankConfig")));
+    PTC_TRY(sticky(nccl_.check(
+        nccl_.ncclCommInitRankConfig(&handles_->communicator, kRanks, id_, rank_, &config),
+        "ncclCommInitRankConfig")));
     return poll(deadline, [this] { return settled(); });
   }
 
@@ -85,7 +140,7 @@ class NcclLink final : public DeviceLink {
     return poll(deadline, [this]() -> Result<bool> {
       PTC_TRY(const bool has_begun, advance());
       if (!has_begun) return false;
-      const CudaDriver::Result done = driver_.cuStreamQuery(stream_);
+      const CudaDriver::Result done = driver_.cuStreamQuery(handles_->stream);
       if (done == CudaDriver::kNotReady) return false;
       PTC_TRY(driver_.check(done, "cuStreamQuery"));
       return true;
@@ -102,7 +157,7 @@ class NcclLink final : public DeviceLink {
   };
 
   Result<> enter() const {
-    return driver_.check(driver_.cuCtxSetCurrent(context_), "cuCtxSetCurrent");
+    return driver_.check(driver_.cuCtxSetCurrent(handles_->context), "cuCtxSetCurrent");
   }
   Result<> failure() const {
     if (failed_.has_error()) return Error(failed_.error());
@@ -129,9 +184,9 @@ class NcclLink final : public DeviceLink {
   /// Whether NCCL is done with what it was told last: the stream has it.
   Result<bool> settled() {
     NcclLibrary::Result state = NcclLibrary::kSuccess;
-    PTC_TRY(nccl_.check(nccl_.ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError",
-                        communicator_));
-    PTC_TRY(nccl_.check(state, "NCCL", communicator_));
+    PTC_TRY(nccl_.check(nccl_.ncclCommGetAsyncError(handles_->communicator, &state),
+                        "ncclCommGetAsyncError", handles_->communicator));
+    PTC_TRY(nccl_.check(state, "NCCL", handles_->communicator));
     return state == NcclLibrary::kSuccess;
   }
 
@@ -146,10 +201,11 @@ class NcclLink final : public DeviceLink {
       void* const bytes = reinterpret_cast<void*>(work.address);
       const int peer = 1 - rank_;
       const NcclLibrary::Result begun =
-          work.sends
-              ? nccl_.ncclSend(bytes, work.count, NcclLibrary::kInt8, peer, communicator_, stream_)
-              : nccl_.ncclRecv(bytes, work.count, NcclLibrary::kInt8, peer, communicator_, stream_);
-      PTC_TRY(nccl_.check(begun, work.sends ? "ncclSend" : "ncclRecv", communicator_));
+          work.sends ? nccl_.ncclSend(bytes, work.count, NcclLibrary::kInt8, peer,
+                                      handles_->communicator, handles_->stream)
+                     : nccl_.ncclRecv(bytes, work.count, NcclLibrary::kInt8, peer,
+                                      handles_->communicator, handles_->stream);
+      PTC_TRY(nccl_.check(begun, work.sends ? "ncclSend" : "ncclRecv", handles_->communicator));
     }
   }
 
@@ -171,10 +227,7 @@ class NcclLink final : public DeviceLink {
   const NodeMemory memory_;
   const NcclLibrary::UniqueId id_;
   const int rank_;
-  CudaDriver::Device device_ = 0;
-  CudaDriver::Context context_ = nullptr;
-  CudaDriver::Stream stream_ = nullptr;
-  NcclLibrary::Communicator communicator_ = nullptr;
+  const std::shared_ptr<LinkHandles> handles_;
   std::deque<Work> work_;  // that NCCL was not told of yet
   Result<> failed_ = ok();
   std::atomic<bool> aborted_ = false;
@@ -182,7 +235,10 @@ class NcclLink final : public DeviceLink {
 
 class NcclLinkMaker final : public DeviceLinkMaker {
  public:
-  NcclLinkMaker(const CudaDriver& driver, const NcclLibrary& nccl) : driver_(driver), nccl_(nccl) {}
+  NcclLinkMaker(const CudaDriver& driver, const NcclLibrary& nccl,
+                std::chrono::milliseconds longest_end)
+      : driver_(driver), nccl_(nccl), longest_end_(longest_end) {}
+  ~NcclLinkMaker() override { ends_->wait(longest_end_); }
 
   const std::string& name() const override { return nccl_.name; }
   Result<std::string> make_id() override {
@@ -197,7 +253,7 @@ class NcclLinkMaker final : public DeviceLinkMaker {
       return invalid_argument("NCCL's ids have {} bytes, this one has {}", sizeof unique.bytes,
                               id.size());
     std::memcpy(unique.bytes, id.data(), id.size());
-    auto link = std::make_unique<NcclLink>(driver_, nccl_, device.memory(), unique, end);
+    auto link = std::make_unique<NcclLink>(driver_, nccl_, ends_, device.memory(), unique, end);
     PTC_TRY(link->open());
     return std::unique_ptr<DeviceLink>(std::move(link));
   }
@@ -205,14 +261,21 @@ class NcclLinkMaker final : public DeviceLinkMaker {
  private:
   const CudaDriver& driver_;
   const NcclLibrary& nccl_;
+  const std::chrono::milliseconds longest_end_;
+  const std::shared_ptr<EndingLinks> ends_ = std::make_shared<EndingLinks>();
 };
 
 }  // namespace
 
+std::unique_ptr<DeviceLinkMaker> make_nccl_links(const CudaDriver& driver, const NcclLibrary& nccl,
+                                                 std::chrono::milliseconds longest_end) {
+  return std::make_unique<NcclLinkMaker>(driver, nccl, longest_end);
+}
+
 Result<std::unique_ptr<DeviceLinkMaker>> make_nccl_links() {
   PTC_TRY(const NcclLibrary* const nccl, NcclLibrary::load());
   PTC_TRY(const CudaDriver* const driver, CudaDriver::load());
-  return std::make_unique<NcclLinkMaker>(*driver, *nccl);
+  return make_nccl_links(*driver, *nccl);
 }
 
 }  // namespace ptc

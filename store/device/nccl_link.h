@@ -5,10 +5,13 @@
 // for by who needs them. It costs each pair memory of its own, so few are kept.
 #pragma once
 
+#include <chrono>
 #include <memory>
 
 #include "store/base/error.h"
+#include "store/device/cuda_driver.h"
 #include "store/device/device_link.h"
+#include "store/device/nccl_library.h"
 
 namespace ptc {
 
@@ -16,5 +19,11 @@ namespace ptc {
 /// NCCL_IB_HCA, NCCL_MULTI_RANK_GPU_ENABLE …) from the environment. kUnavailable: neither NCCL nor
 /// the driver is here, or one is too old; says what to do.
 Result<std::unique_ptr<DeviceLinkMaker>> make_nccl_links();
+
+/// With this driver and this library, which are there until the process ends. The maker's end waits
+/// no longer than `longest_end` for links that NCCL does not let go of; their memory is then lost.
+std::unique_ptr<DeviceLinkMaker> make_nccl_links(
+    const CudaDriver& driver, const NcclLibrary& nccl,
+    std::chrono::milliseconds longest_end = std::chrono::seconds(20));
 
 }  // namespace ptc

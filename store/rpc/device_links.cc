@@ -107,6 +107,7 @@ Result<> DeviceLinks::make(StagedLink& link) {
   PTC_TRY(DeviceLinkMaker* const maker, this->maker());
   PTC_TRY(link.id, maker->make_id());
   PTC_TRY(link.link, maker->make(*link.device, link.id, DeviceLinkMaker::End::kAsks));
+  link.link->keep(link.staging);
   return ok();
 }
 
@@ -129,14 +130,17 @@ Result<DeviceLinks::Held> DeviceLinks::answer(const std::string& node, NodeMemor
   PTC_TRY(add_staging(*place));
   PTC_TRY(DeviceLinkMaker* const maker, this->maker());
   PTC_TRY(place->link, maker->make(*place->device, id, DeviceLinkMaker::End::kAnswers));
+  place->link->keep(place->staging);
   return place;
 }
 
 Result<> DeviceLinks::add_staging(StagedLink& link) {
   PTC_TRY(link.device, devices_->at(link.here));
-  for (DeviceMemory& buffer : link.staging) {
+  const auto staging = std::make_shared<std::array<DeviceMemory, StagedLink::kBuffers>>();
+  for (DeviceMemory& buffer : *staging) {
     PTC_TRY(buffer, link.device->allocate(options_.chunk_bytes));
   }
+  link.staging = staging;
   PTC_TRY(link.stream, link.device->stream());
   return ok();
 }

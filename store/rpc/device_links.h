@@ -7,6 +7,7 @@
 // bytes never wait for each other's links.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -41,7 +42,8 @@ struct StagedLink {
   uint64_t number = 0;     // of who asked for it
   std::string id;          // it is not connected yet, and this makes it
   Device* device = nullptr;
-  DeviceMemory staging[kBuffers];
+  /// Of the link, too, as a device may be at it when all others are done with it.
+  std::shared_ptr<const std::array<DeviceMemory, kBuffers>> staging;
   std::unique_ptr<DeviceStream> stream;
   std::unique_ptr<DeviceLink> link;  // null: not made yet. Ends first
 };

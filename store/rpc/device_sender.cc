@@ -74,7 +74,7 @@ Task<> DeviceSender::send_chunks(uint64_t request, const DeviceFetchRequest& fet
     PTC_CO_TRY(co_await in_background(request, std::move(connect)));
   }
   for (size_t buffer = 0;; buffer = (buffer + 1) % StagedLink::kBuffers) {
-    const MemoryPointer staging = link_->staging[buffer].begin();
+    const MemoryPointer staging = link_->staging->at(buffer).begin();
     DeviceChunk chunk;
     std::function<Result<>()> next = [&]() -> Result<> {
       PTC_TRY(chunk, gather(fetch.fetch, staging));

@@ -229,7 +229,7 @@ class PairFetch {
     for (size_t buffer = 0;; buffer = (buffer + 1) % StagedLink::kBuffers) {
       const std::optional<DeviceChunk> chunk = queue.take();
       if (!chunk) return accept();
-      const MemoryPointer staging = link.staging[buffer].begin();
+      const MemoryPointer staging = link.staging->at(buffer).begin();
       const ConstMemoryPointer from(staging.memory(), staging.address());
       Result<> came = link.link->receive(staging, chunk->bytes);
       if (came) came = link.link->wait(LinkClock::now() + links_.options().silence);
