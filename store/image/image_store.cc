@@ -539,6 +539,8 @@ Result<> ImageStore::remove(const ImageId& id) {
     if (auto found = in_devices_.extract(id.text)) {
       in_device = std::move(found.mapped());
       drafts_.erase(id.text);
+    } else if (ImageRef held = find_open(id); held != nullptr && held->device_ != nullptr) {
+      in_device = std::move(held);  // removed before, and its holders have it yet
     }
   }
   if (in_device != nullptr) return ok();

@@ -45,7 +45,9 @@ Result<> DeviceSender::check(const DeviceFetchRequest& fetch) {
 }
 
 Task<> DeviceSender::send(uint64_t request, const DeviceFetchRequest& fetch) {
-  Result<> sent = check(fetch);
+  // Driver and NCCL may be loaded for it, which takes seconds.
+  std::function<Result<>()> check = [&] { return this->check(fetch); };
+  Result<> sent = co_await in_background(request, std::move(check));
   if (sent) sent = co_await send_chunks(request, fetch);
   if (gone_) co_return *gone_;
   if (sent) links_->keep(std::move(link_));
@@ -57,12 +59,14 @@ Task<> DeviceSender::send(uint64_t request, const DeviceFetchRequest& fetch) {
 }
 
 Task<> DeviceSender::send_chunks(uint64_t request, const DeviceFetchRequest& fetch) {
+  DeviceLinks::Held taken{nullptr, {nullptr}};  // link_ is this thread's
   std::function<Result<>()> take = [&]() -> Result<> {
-    PTC_TRY(link_,
+    PTC_TRY(taken,
             links_->answer(from_node_, NodeMemory::cuda(fetch.device), fetch.link, fetch.id));
     return ok();
   };
   PTC_CO_TRY(co_await in_background(request, std::move(take)));
+  link_ = std::move(taken);
   const CallHeader begin{"", bytes_};
   PTC_CO_TRY(hears(co_await connection_.send(FrameType::kReply, request, encode(begin))));
   if (!link_->id.empty()) {
@@ -148,6 +152,7 @@ Result<ConstMemoryPointer> DeviceSender::source_of(const FetchRequest& fetch,
 Result<DeviceChunk> DeviceSender::gather(const FetchRequest& fetch, MemoryPointer buffer) {
   DeviceChunk chunk;
   std::vector<DeviceCopy> copies;
+  bool fits = true;
   while (part_ < fetch.parts.size() && chunk.bytes < chunk_bytes_ && !image_error_) {
     const FetchPart& part = fetch.parts[part_];
     const uint64_t begin = part.begin + at_;
@@ -159,7 +164,9 @@ Result<DeviceChunk> DeviceSender::gather(const FetchRequest& fetch, MemoryPointe
         break;
       }
       const MemoryPointer to = buffer + chunk.bytes;
+      const uint64_t source_end = held_[part.image]->bytes();
       for_each_rectangle(part.runs, begin, begin + bytes, [&](const StridedCopy& rectangle) {
+        fits = fits && lies_within(rectangle, source_end, begin, begin + bytes);
         copies.push_back({source.value(), {to.memory(), to.address() - begin}, rectangle});
       });
     }
@@ -171,6 +178,7 @@ Result<DeviceChunk> DeviceSender::gather(const FetchRequest& fetch, MemoryPointe
     }
   }
   if (chunk.bytes == 0) return chunk;
+  if (!fits) return make_error(Code::kInternal, "runs that leave their image or their chunk");
   const DeviceRun run{{buffer.memory(), buffer.address()}, chunk.bytes, 0, 0};
   PTC_TRY(link_->stream->copy_strided(copies));
   PTC_TRY(link_->stream->add_checksums({&run, 1}, {&chunk.sum, 1}));

@@ -44,8 +44,8 @@ class DeviceSender {
   ImageStore& images_;
   SpareThreads& threads_;
   const std::string from_node_;
-  DeviceLinks::Held link_{nullptr, {nullptr}};
-  uint64_t bytes_ = 0;  // of all parts
+  DeviceLinks::Held link_{nullptr, {nullptr}};  // given up by the network's thread alone
+  uint64_t bytes_ = 0;                          // of all parts
   uint64_t chunk_bytes_ = 0;
   size_t part_ = 0;                   // the next bytes are of this one,
   uint64_t at_ = 0;                   // so many bytes of its string behind its begin

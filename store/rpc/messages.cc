@@ -68,7 +68,7 @@ bool read_part(ByteReader& in, FetchPart& part) {
       return false;
   }
   runs = packed(runs);
-  return in.good() && part.begin <= part.end && part.end <= total;
+  return in.good() && part.begin <= part.end && part.end <= total && total <= kMostPartBytes;
 }
 
 void write_fetch(ByteWriter& out, const FetchRequest& request) {

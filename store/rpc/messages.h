@@ -48,13 +48,14 @@ struct FetchPart {
   StridedCopy runs;
   uint64_t begin = 0, end = 0;
 };
+inline constexpr uint64_t kMostPartBytes = uint64_t{1} << 62;
 struct FetchRequest {
   std::vector<std::string> images;
   std::vector<FetchPart> parts;
 };
 std::string encode(const FetchRequest& request);
 /// Nothing in it overflows: all products and sums of a part fit into 64 bits, begin ≤ end ≤ its
-/// bytes.
+/// bytes ≤ kMostPartBytes.
 Result<FetchRequest> decode_fetch(std::string_view body);
 
 /// Of what is staged on a device and sent over a link at a time.

@@ -49,7 +49,7 @@ void for_each_rectangle(const StridedCopy& copy, uint64_t begin, uint64_t end, V
   // Iterations [first, last) of the outermost loop are whole in the window.
   const uint64_t before = begin > copy.target_offset ? begin - copy.target_offset : 0;
   const uint64_t until = end - copy.target_offset;
-  const uint64_t first = (before + outer.target_stride - 1) / outer.target_stride;
+  const uint64_t first = before / outer.target_stride + (before % outer.target_stride != 0 ? 1 : 0);
   const uint64_t last =
       until < span ? 0 : std::min(outer.count, (until - span) / outer.target_stride + 1);
   const auto at = [&](uint64_t i) {
@@ -67,6 +67,13 @@ void for_each_rectangle(const StridedCopy& copy, uint64_t begin, uint64_t end, V
     visit(block);
   }
   if (last >= first && last < outer.count) for_each_rectangle(at(last), begin, end, visit);
+}
+
+/// Whether it reads below `source_end` and writes in the target window [begin, end) alone: what a
+/// device does not check.
+inline bool lies_within(const StridedCopy& copy, uint64_t source_end, uint64_t begin,
+                        uint64_t end) {
+  return copy.source_end() <= source_end && copy.target_offset >= begin && copy.target_end() <= end;
 }
 
 }  // namespace ptc

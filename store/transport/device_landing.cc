@@ -4,8 +4,9 @@
 
 namespace ptc {
 
-std::vector<DeviceCopy> DeviceLanding::place(uint64_t bytes, ConstMemoryPointer buffer) {
+Result<std::vector<DeviceCopy>> DeviceLanding::place(uint64_t bytes, ConstMemoryPointer buffer) {
   std::vector<DeviceCopy> copies;
+  bool fits = true;
   cuts_ = next_cuts(bytes);
   for (const Cut& cut : cuts_) {
     const FetchItem& item = *cut.item;
@@ -14,10 +15,12 @@ std::vector<DeviceCopy> DeviceLanding::place(uint64_t bytes, ConstMemoryPointer 
                                item.target_at_begin.address() - item.begin);
     for_each_rectangle(unpacked(item.copy), item.begin, cut.target_end, [&](StridedCopy rectangle) {
       rectangle.source_offset -= before;
+      fits = fits && lies_within(rectangle, cut.bytes, item.begin, cut.target_end);
       copies.push_back({buffer, target, rectangle});
     });
     buffer += cut.bytes;
   }
+  if (!fits) return make_error(Code::kInternal, "runs that leave their chunk or their target");
   return copies;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "store/base/error.h"
 #include "store/device/device.h"
 #include "store/transport/landing.h"
 
@@ -16,8 +17,8 @@ class DeviceLanding final : public WantedString {
   using WantedString::WantedString;
 
   /// The copies that put the next `bytes` ≤ bytes_left(), which are in `buffer`, where they belong.
-  /// Until accept() they count as not received.
-  std::vector<DeviceCopy> place(uint64_t bytes, ConstMemoryPointer buffer);
+  /// Until accept() they count as not received. kInternal: one leaves the buffer or its target.
+  Result<std::vector<DeviceCopy>> place(uint64_t bytes, ConstMemoryPointer buffer);
   /// That is done.
   void accept();
 

@@ -239,7 +239,8 @@ class PairFetch {
       sum = {};
       const DeviceRun run{from, chunk->bytes, 0, 0};
       PTC_TRY(link.stream->add_checksums({&run, 1}, {&sum, 1}));
-      PTC_TRY(link.stream->copy_strided(landing_.place(chunk->bytes, from)));
+      PTC_TRY(const auto copies, landing_.place(chunk->bytes, from));
+      PTC_TRY(link.stream->copy_strided(copies));
     }
   }
 

@@ -22,6 +22,7 @@ void check_parts(const FetchRequest& fetch) {
   for (const FetchPart& part : fetch.parts) {
     PTC_CHECK(part.image < fetch.images.size());
     PTC_CHECK(part.begin <= part.end && part.end <= part.runs.total_bytes());
+    PTC_CHECK(part.runs.total_bytes() <= kMostPartBytes);
     PTC_CHECK(part.runs.source_end() >= part.runs.run_bytes);
     PTC_CHECK(part.runs.target_end() == part.runs.total_bytes());
   }
@@ -43,8 +44,7 @@ void check_device_fetch(std::string_view body) {
     uint64_t bytes = 0;
     const uint64_t end = std::min(part.end, part.begin + kLeastChunkBytes);
     for_each_rectangle(part.runs, part.begin, end, [&](const StridedCopy& rectangle) {
-      PTC_CHECK(rectangle.target_offset >= part.begin && rectangle.target_end() <= end);
-      PTC_CHECK(rectangle.source_end() <= part.runs.source_end());
+      PTC_CHECK(lies_within(rectangle, part.runs.source_end(), part.begin, end));
       bytes += rectangle.total_bytes();
     });
     PTC_CHECK(bytes == end - part.begin);
@@ -103,7 +103,7 @@ std::vector<std::string> large_inputs() {
   FetchPart part;
   part.runs.run_bytes = 1;
   part.runs.level_count = 1;
-  part.runs.levels[0] = {UINT64_MAX, 1, 1};
+  part.runs.levels[0] = {kMostPartBytes, 1, 1};
   parts.parts.assign(16'000, part);
   DeviceFetchRequest device;
   device.chunk_bytes = kLeastChunkBytes;

@@ -94,6 +94,8 @@ TEST_F(DeviceImages, AreHeldByTheStoreUntilTheyAreRemovedAndThenByTheirHolders) 
   EXPECT_THAT(store_->drafts(), IsEmpty());
   EXPECT_EQ(store_->open(held).value(), image);  // as others ask for it by its id
   EXPECT_EQ(text_of(*image), std::string(100, 'x'));
+  EXPECT_TRUE(is_ok(store_->remove(held)));  // it is gone already
+  EXPECT_EQ(text_of(*image), std::string(100, 'x'));
   store_.reset();
   std::weak_ptr<const Devices> devices = devices_;
   EXPECT_EQ(used() - before, 100u);

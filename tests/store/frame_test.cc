@@ -147,6 +147,26 @@ TEST(PackedCopy, IsTheRunsOneBehindTheOther) {
   }
 }
 
+TEST(PackedCopy, AWindowAtTheEndOfManyBytesIsNoLarger) {
+  for (const uint64_t count : {kMostPartBytes, (uint64_t{1} << 63) + 10, UINT64_MAX - 5}) {
+    StridedCopy copy;
+    copy.run_bytes = 1;
+    copy.level_count = 2;
+    copy.levels[0].count = 1;
+    copy.levels[1].count = count;
+    copy = packed(copy);
+    ASSERT_EQ(copy.total_bytes(), count);
+    for (const uint64_t begin : {uint64_t{0}, count / 2, count - 1}) {
+      uint64_t bytes = 0;
+      for_each_rectangle(copy, begin, begin + 1, [&](const StridedCopy& rectangle) {
+        EXPECT_TRUE(lies_within(rectangle, 1, begin, begin + 1));
+        bytes += rectangle.total_bytes();
+      });
+      EXPECT_EQ(bytes, 1u) << count << " " << begin;
+    }
+  }
+}
+
 /// A request with a part of each kind, and one without.
 DeviceFetchRequest some_device_fetch() {
   DeviceFetchRequest request;
@@ -189,6 +209,10 @@ TEST(DeviceFetch, ComesBackAndNothingElseIsTaken) {
   refused([](DeviceFetchRequest& wrong) { wrong.chunk_bytes = kLeastChunkBytes - 1; });
   refused([](DeviceFetchRequest& wrong) { wrong.chunk_bytes = kMostChunkBytes + 1; });
   refused([](DeviceFetchRequest& wrong) { wrong.fetch.parts[0].image = 1; });
+  refused([](DeviceFetchRequest& wrong) {
+    wrong.fetch.parts[0].runs.run_bytes = 1;
+    wrong.fetch.parts[0].runs.levels[0] = {kMostPartBytes + 1, 0, 1};
+  });
 }
 
 TEST(DeviceChunk, ComesBack) {

@@ -23,8 +23,10 @@ struct LinkFaults {
   std::atomic<int> ids{0}, made{0};
   /// Called with how many sends, or receives, of this maker's links there were.
   std::function<Result<>(int)> connects, sends, receives;
+  std::function<void()> finds;                            // before there is a maker
   std::function<void(MemoryPointer, uint64_t)> received;  // after it came
   std::atomic<int> sent{0}, came{0};
+  std::atomic<uint64_t> most_wanted{0};  // bytes of a receive
 };
 
 /// Links of another maker, with faults.
@@ -64,6 +66,7 @@ class FaultyLinks final : public DeviceLinkMaker {
     }
     Result<> receive(MemoryPointer to, uint64_t count) override {
       const int number = ++faults_->came;
+      if (count > faults_->most_wanted) faults_->most_wanted = count;
       if (faults_->receives) {
         PTC_TRY(faults_->receives(number));
       }
@@ -116,6 +119,7 @@ class LinkNode {
         links_(
             devices_,
             [faults = faults_, kind]() -> Result<std::unique_ptr<DeviceLinkMaker>> {
+              if (faults->finds) faults->finds();
               return std::make_unique<FaultyLinks>(std::make_unique<HostLinkMaker>(kind), faults);
             },
             options) {}

@@ -376,6 +376,16 @@ TEST_F(LinkTransport, AnErrorAboutAnImageLeavesTheLink) {
   expect_all_came();
 }
 
+/// As a driver does, and NCCL: the network's threads do not wait for that, and the node pings.
+TEST_F(LinkTransport, AMakerThatIsFoundSlowlyIsWaitedFor) {
+  make();
+  node(1).faults().finds = [] { std::this_thread::sleep_for(4s); };
+  want(1, 3 * kChunk);
+  ASSERT_TRUE(is_ok(fetch()));
+  expect_all_came();
+  EXPECT_EQ(world_->bytes_by_next(), 0u);
+}
+
 TEST_F(LinkTransport, ACallThatIsCancelledEndsAtOnce) {
   make();
   std::stop_source stop;
@@ -590,6 +600,7 @@ TEST_F(LinkTransport, ANodeThatSpeaksNonsenseHarmsNobody) {
     EXPECT_TRUE(has_error(world_->transport().fetch(items, {}), Code::kUnavailable));
     EXPECT_EQ(items[0].begin, 0u);
     EXPECT_EQ(node(0).links().asked(), 0u);
+    EXPECT_LE(node(0).faults().most_wanted, kChunk) << "a device does not check what it writes";
   }
 }
 
