@@ -163,8 +163,10 @@ Result<> take_own(const std::string& key, const std::string& value, Options* opt
                                 format_size(options->reserve.for_good));
     }
   } else if (key == "gpu") {
-    PTC_TRY(Devices::check(value));
-    options->gpu = value;
+    std::string list = value;
+    std::ranges::replace(list, ';', ',');  // in -o commas separate options
+    PTC_TRY(Devices::check(list));
+    options->gpu = list;
   } else if (key == "scrub") {
     PTC_TRY(options->scrub, ScrubRate::parse(value));
   } else if (key == "damaged") {

@@ -149,13 +149,17 @@ Result<> check_devices_of_ranks(const Layout& layout, const DevicesOfNodes& devi
     if (there.empty())
       return invalid_argument(
           "'memory' is \"device\", and node {} has no device for rank {}: start its ptcfs with "
-          "--gpu, or give the layout nodes that have some (\"devices\")",
+          "--gpu (with a GPU's number it says why that cannot be had), or give the layout nodes "
+          "that "
+          "have some (\"devices\")",
           found->first, rank);
     if (!layout.devices.empty() && find_device(there, layout.devices[rank]) == there.end())
       return invalid_argument(
           "'memory' is \"device\", and rank {} is given device {}, which node {} does not have: it "
-          "has {}; name one of these, or start its ptcfs with others (--gpu)",
-          rank, layout.devices[rank], found->first, device_list(there));
+          "has {}; name one of these (cuda:{} is \"{}:{}\"), or start its ptcfs with others "
+          "(--gpu)",
+          rank, layout.devices[rank], found->first, device_list(there), there.front().device(),
+          found->first, there.front().device());
   }
   return ok();
 }

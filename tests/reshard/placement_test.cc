@@ -169,13 +169,16 @@ TEST(PutInDevices, RanksOfANodeTakeTurnsOrAreWhereTheLayoutSaysOrStayWhereTheyAr
   EXPECT_EQ(none.error().message(),
             "w0/cuda:0 w2 : 'memory' is \"device\", and node w2 has no device for rank 1: start "
             "its ptcfs with "
-            "--gpu, or give the layout nodes that have some (\"devices\")");
+            "--gpu (with a GPU's number it says why that cannot be had), or give the layout nodes "
+            "that have some (\"devices\")");
   const auto other = put({"w0", "w0"}, {"w0:3", "w0:1"});
   ASSERT_TRUE(other.has_error());
-  EXPECT_EQ(other.error().message(),
-            "w0/cuda:3 w0 : 'memory' is \"device\", and rank 1 is given device w0:1, which node w0 "
-            "does not have: "
-            "it has cuda:0, cuda:3; name one of these, or start its ptcfs with others (--gpu)");
+  EXPECT_EQ(
+      other.error().message(),
+      "w0/cuda:3 w0 : 'memory' is \"device\", and rank 1 is given device w0:1, which node w0 "
+      "does not have: "
+      "it has cuda:0, cuda:3; name one of these (cuda:0 is \"w0:0\"), or start its ptcfs with "
+      "others (--gpu)");
 }
 
 TEST_F(PlacementTest, RanksStayWithTheMostBytesAndFilesGoToTheirRanks) {

@@ -15,15 +15,17 @@
  * CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED: on others a file that may not be written
  * is read into pinned memory.
  *
- * The mount may go on without it: map the file in the mount then. errno says why there is none:
- *   EALREADY    not needed, as said above, and the file is in a tmpfs
- *   ENOTTY      not a file of ptcfs, or of one that is older
- *   EOPNOTSUPP  its bytes are not in one file here: they are computed, or on another node; the
- * store is on a disk; the job has a limit of space; or it is open for writing alone EPERM       it
- * is open for writing, and the daemon runs as another user; or the memory of a GPU, and the caller
- * is neither root, who runs the daemon, nor the file's owner EBUSY       too many ask at once
- *   others      of socket(2), connect(2), recvmsg(2): as in a container that does not see the
- *               directory of the socket
+ * The mount may go on without it: map the file in the mount then. errno says why there is none.
+ *
+ *   - EALREADY: not needed, as said above, and the file is in a tmpfs
+ *   - ENOTTY: not a file of ptcfs, or of one that is older
+ *   - EOPNOTSUPP: its bytes are not in one file here: they are computed, or on another node; the
+ *     store is on a disk; the job has a limit of space; or it is open for writing alone
+ *   - EPERM: it is open for writing, and the daemon runs as another user; or the memory of a GPU,
+ *     and the caller is neither root, who runs the daemon, nor its owner
+ *   - EBUSY: too many ask at once
+ *   - others, of socket(2), connect(2), recvmsg(2): as in a container without the socket's
+ *     directory
  */
 #ifndef PTCFS_PAGES_H
 #define PTCFS_PAGES_H

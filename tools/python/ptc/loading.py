@@ -45,7 +45,7 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     from where its bytes lie, and not computed first: the fastest way to all of a rank's state.
 
     `shared`: of a layout with "memory": "device" the tensors are what ptcfs has on this GPU, and nothing is copied. They are
-    for reading: a kernel that writes to one ends all that the process does on GPUs.
+    for reading: a kernel that writes to one ends all that the process does on GPUs. What is not there is copied.
 
     `rank`: of torch.distributed, or RANK, if not given. `numpy`: arrays of NumPy, as also where there is no PyTorch. Of
     what torch.save or PyTorch's own DCP wrote the values that are no tensors are loaded without running code; a state
@@ -56,6 +56,8 @@ def load(dir: PathLike, device: Any = None, *, rank: Optional[int] = None, numpy
     on its own mesh. Errors: FileNotFoundError; ValueError (not what it should be; or there are more processes than the
     layout has ranks, or fewer, and no `rank` is given).
     """
+    if shared and (numpy or device is None or not str(device).startswith("cuda")):
+        raise ValueError("shared: what is in a GPU's memory is for that GPU: give device=\"cuda:0\", or leave out shared")
     processes = group.world_size_said() if rank is None else None
     where = _rank_directory(fixed(dir, rank is None), group.rank() if rank is None else rank, processes)
     with _of_one_commit(where):
