@@ -2,9 +2,9 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <iterator>
 
-#include "reshard/job/wanted_states.h"
 #include "store/base/wall_time.h"
 
 namespace ptc {
@@ -34,13 +34,20 @@ std::vector<std::pair<std::string, std::string>> too_many_of(const KnownJob& kno
   return surplus;
 }
 
+/// Some of it, within reach: what ended with a daemon is nobody's to move.
+bool is_in_devices(const StoredState& stored) {
+  return std::any_of(stored.images.begin(), stored.images.end(), [](const StoredImage& image) {
+    return image.image != nullptr && !image.memory.is_host();
+  });
+}
+
 /// An older one that this round has not brought where it shall be. `in_devices`: of those that
 /// leave the memory of devices.
 const CheckpointRecord* next_older(const KnownJob& known, bool in_devices, const Round& round) {
   const CheckpointRecord* newest = known.latest();
   for (const auto& [name, record] : known.checkpoints)
     if (&record != newest && !round.brought.contains(record.id) &&
-        (!in_devices || uses_devices({}, *record.where)))
+        (!in_devices || is_in_devices(*record.where)))
       return &record;
   return nullptr;
 }

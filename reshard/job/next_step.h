@@ -46,7 +46,7 @@ struct JobStep {
   std::vector<std::pair<std::string, std::string>> too_many = {};   // kTrim: name and id
 };
 
-/// Some of a checkpoint beside the newest is in the memory of a device.
+/// Some of a checkpoint beside the newest is in the memory of a device, within reach.
 bool is_older_in_devices(const KnownJob& known);
 
 /// `shares_bytes`: Cluster::shares_bytes(); `parts`: some were made here for others, and are not

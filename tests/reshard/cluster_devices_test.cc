@@ -120,12 +120,12 @@ TEST_F(DevicesTest, RanksGoToNodesWithDevicesAndWhereNoneIsLeftToTheHost) {
     return in_devices(0) == std::set<std::string>{"w0/cuda:0", "w0/cuda:1"} &&
            cluster_.job(0, "job")->status_json().find("missing_copy_bytes") == std::string::npos;
   })) << cluster_.job(0, "job")->status_json();
-  EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr(R"("state":"idle")"));
+  EXPECT_THAT(cluster_.job(0, "job")->status_json(), HasSubstr(R"("state": "idle")"));
   cluster_.stop(0);
   cluster_.wait_settled();
   expect_everywhere({2}, spec);
   EXPECT_THAT(places(2), UnorderedElementsAre("w2"));
-  EXPECT_THAT(cluster_.job(2, "job")->status_json(), HasSubstr(R"("state":"idle")"));
+  EXPECT_THAT(cluster_.job(2, "job")->status_json(), HasSubstr(R"("state": "idle")"));
 }
 
 }  // namespace

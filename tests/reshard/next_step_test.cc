@@ -131,11 +131,13 @@ TEST(NextStep, AloneThereAreNoCopiesOfOlderOnes) {
 TEST(NextStep, WhereTheNewestHasNoRoomInDevicesOlderOnesLeaveThemFirst) {
   KnownJob known = edited(settled_with({"a", "b", "c"}));
   EXPECT_FALSE(is_older_in_devices(known));
-  std::vector<ImageLayout> layouts(1);
-  layouts[0].memory = NodeMemory::cuda(0);
+  const NodeMemory device = NodeMemory::cuda(0);
   StoredState in_device;
-  in_device.images.emplace_back();
-  in_device.held = std::make_shared<const StoredLayouts>(layouts, std::vector<uint8_t>(), "one");
+  StoredImage& image = in_device.images.emplace_back();
+  image.memory = device;
+  known.checkpoints["a"].where = std::make_shared<const StoredState>(in_device);
+  EXPECT_FALSE(is_older_in_devices(known)) << "it ended with a daemon";
+  image.image = std::make_shared<const Image>(ImageId{"one"}, MemoryPlace{"", device}, 8);
   known.checkpoints["c"].where = std::make_shared<const StoredState>(in_device);
   EXPECT_FALSE(is_older_in_devices(known)) << "the newest";
   known.checkpoints["b"].where = known.checkpoints["c"].where;
