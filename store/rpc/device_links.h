@@ -1,5 +1,5 @@
 // The links between the devices of this node and those of others (store/device/device_link.h): few,
-// each kept for the next fetch between the same two devices.
+// each kept for some seconds for the next fetch between the same two devices.
 //
 // A link is asked for by the node whose device receives, and used by one fetch at a time. It has
 // two staging buffers on its own device: what is gathered into the one goes out while the other is
@@ -14,10 +14,12 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <thread>
 
 #include "store/base/error.h"
 #include "store/base/mutex.h"
@@ -27,10 +29,11 @@
 namespace ptc {
 
 struct DeviceLinksOptions {
-  uint64_t chunk_bytes = 32 << 20;  // of a staging buffer; kLeastChunkBytes to kMostChunkBytes
-  size_t most = 8;                  // links that this node asked for, and as many that others did
+  uint64_t chunk_bytes = 8 << 20;  // of a staging buffer; kLeastChunkBytes to kMostChunkBytes
+  size_t most = 8;  // links of a device that this node asked for, and as many that others did
   std::chrono::milliseconds connect{20'000};  // until a link is made
   std::chrono::milliseconds silence{10'000};  // until one over which nothing goes counts as dead
+  std::chrono::milliseconds unused{10'000};   // until one that nobody uses ends, or a little more
 };
 
 /// A link, and what this end of it needs. Threads: one at a time; link->abort(): any.
@@ -46,6 +49,7 @@ struct StagedLink {
   std::shared_ptr<const std::array<DeviceMemory, kBuffers>> staging;
   std::unique_ptr<DeviceStream> stream;
   std::unique_ptr<DeviceLink> link;  // null: not made yet. Ends first
+  DeviceLink::Deadline used;         // of one that is kept: last
 };
 
 /// Links of one direction. Threads: any.
@@ -63,24 +67,27 @@ class LinkTable {
   /// One that nobody uses, or null.
   template <class Fits>
   Held take(Fits fits) PTC_EXCLUDES(mutex_);
-  /// A place for a further one, empty; where there is none, that of the one that nobody has used
-  /// for longest, which ends. Null: all are in use.
-  Held make_place() PTC_EXCLUDES(mutex_);
-  /// Until one is no more in use. False: not in this time.
-  bool wait_for_one(DeviceLink::Deadline deadline, const std::stop_token& stop)
+  /// A place for a further one of the device `here`, empty; where there is none, that of the one
+  /// that nobody has used for longest, which ends. Null: all are in use.
+  Held make_place(NodeMemory here) PTC_EXCLUDES(mutex_);
+  /// Until one of the device is no more in use. False: not in this time.
+  bool wait_for_one(NodeMemory here, DeviceLink::Deadline deadline, const std::stop_token& stop)
       PTC_EXCLUDES(mutex_);
   /// For the next one that wants it; it is good.
   void keep(Held link) PTC_EXCLUDES(mutex_);
+  /// Those that nobody has used since then end.
+  void end_unused(DeviceLink::Deadline since) PTC_EXCLUDES(mutex_);
+  bool keeps_any() const PTC_EXCLUDES(mutex_);
   size_t count() const PTC_EXCLUDES(mutex_);  // in use or kept
 
  private:
-  void one_less() PTC_EXCLUDES(mutex_);
+  void one_less(NodeMemory here) PTC_EXCLUDES(mutex_);
 
-  const size_t most_;
+  const size_t most_;  // of each device
   mutable Mutex mutex_;
   StoppableConditionVariable changed_;
   std::list<std::unique_ptr<StagedLink>> kept_ PTC_GUARDED_BY(mutex_);  // used last: at the end
-  size_t in_use_ PTC_GUARDED_BY(mutex_) = 0;
+  std::map<NodeMemory, size_t> in_use_ PTC_GUARDED_BY(mutex_);
 };
 
 /// Threads: any. Outlives what it gave.
@@ -119,6 +126,7 @@ class DeviceLinks {
 
  private:
   Result<> add_staging(StagedLink& link);
+  void end_unused(const std::stop_token& stop) PTC_EXCLUDES(mutex_);
 
   const std::shared_ptr<const Devices> devices_;
   const FindMaker find_maker_;
@@ -127,6 +135,10 @@ class DeviceLinks {
   const DeviceLinksOptions options_;
   std::atomic<uint64_t> next_number_;
   LinkTable asked_, answered_;
+  Mutex mutex_;
+  StoppableConditionVariable kept_;
+  bool any_kept_ PTC_GUARDED_BY(mutex_) = false;     // since ends_unused_ looked
+  std::jthread ends_unused_ PTC_GUARDED_BY(mutex_);  // from the first that is kept on; ends first
 };
 
 }  // namespace ptc
