@@ -142,8 +142,9 @@ class CudaDevice final : public Device {
     PTC_TRY(enter());
     CudaDriver::Address address = 0;
     const CudaDriver::Result result =
-        granularity_ > 0 ? allocate_shareable(bytes, address)
-                         : driver_.cuMemAlloc(&address, std::max<uint64_t>(bytes, 1));
+        granularity_ > 0 && bytes >= kLeastShared
+            ? allocate_shareable(bytes, address)
+            : driver_.cuMemAlloc(&address, std::max<uint64_t>(bytes, 1));
     if (result == CudaDriver::kOutOfMemory) {
       PTC_TRY(const Room now, room());
       return make_error(Code::kNoSpace, "{} has {} of {} left, and {} are wanted",
@@ -196,6 +197,9 @@ class CudaDevice final : public Device {
 
  private:
   /// What is mapped at an address by this process, and may be by others.
+  /// Each has 2 MiB of the device at least, so little memory is the driver's own, who puts many
+  /// into as much: other processes copy it, and a thousand small files are not gigabytes.
+  static constexpr uint64_t kLeastShared = 64 << 10;
   struct Allocated {
     CudaDriver::Allocation allocation = 0;
     uint64_t bytes = 0;

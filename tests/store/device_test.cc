@@ -25,6 +25,17 @@ TEST(CudaDevice, WhatIsNotThereIsSaid) {
   EXPECT_FALSE(device.error().message().empty());
 }
 
+TEST(CudaDevice, ManySmallImagesTakeLittle) {
+  const auto device = open_cuda_device(0);
+  if (device.has_error()) GTEST_SKIP() << device.error().message();
+  Device& first = *device.value();
+  std::vector<DeviceMemory> memory;
+  memory.push_back(first.allocate(1).value());  // the context is there
+  const uint64_t before = first.room().value().free;
+  for (int i = 0; i < 300; ++i) memory.push_back(first.allocate(148).value());
+  EXPECT_LT(before - first.room().value().free, 32u << 20);
+}
+
 using ::testing::ElementsAre;
 
 TEST(HostDevice, AnAccessOutsideIsNamed) {
