@@ -196,10 +196,11 @@ class CudaDevice final : public Device {
   }
 
  private:
-  /// What is mapped at an address by this process, and may be by others.
-  /// Each has 2 MiB of the device at least, so little memory is the driver's own, who puts many
-  /// into as much: other processes copy it, and a thousand small files are not gigabytes.
+  /// What processes share has 2 MiB of the device at least, so little memory is the driver's own,
+  /// who puts many into as much: other processes copy it, and a thousand small files are not
+  /// gigabytes.
   static constexpr uint64_t kLeastShared = 64 << 10;
+  /// What is mapped at an address by this process, and may be by others.
   struct Allocated {
     CudaDriver::Allocation allocation = 0;
     uint64_t bytes = 0;
