@@ -48,6 +48,13 @@ int replaced(const std::string& what, const JobStatus& by) {
   return kFailed;
 }
 
+/// What a layout in the memory of devices means for what is stored.
+void say_what_ends_with_a_daemon(const JobStatus& status) {
+  for (const std::string& warning : text_list(array_field(status.raw, "warnings")))
+    if (warning.find("in the memory of devices alone") != std::string::npos)
+      fmt::print(stderr, "ptc: {}: {}\n", status.job, printable(warning));
+}
+
 /// `saved`: layout.json as it was right after. `status`: the job's since then. `is_in`: whether
 /// what was saved is in a later one, too.
 Result<int> report_saved(const Target& target, const SavedLayout& saved, JobStatus status,
@@ -65,6 +72,7 @@ Result<int> report_saved(const Target& target, const SavedLayout& saved, JobStat
   }
   if (wait) {
     fmt::print(status.state == "failed" ? stderr : stdout, "{}\n", settled_text(status));
+    say_what_ends_with_a_daemon(status);
     return status.state == "failed" ? kFailed : kDone;
   }
   if (status.settled()) {
