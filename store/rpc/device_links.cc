@@ -161,7 +161,8 @@ Result<> DeviceLinks::add_staging(StagedLink& link) {
   for (DeviceMemory& buffer : *staging) {
     Result<DeviceMemory> memory = link.device->allocate(options_.chunk_bytes);
     if (memory.has_error() && memory.error().code() == Code::kNoSpace) {
-      // Perhaps links that nobody uses have it.
+      // Perhaps links that nobody uses have it. Who comes while another ends them waits for that.
+      MutexLock lock(making_room_);
       for (LinkTable* const table : {&asked_, &answered_})
         table->end_unused(DeviceLink::Deadline::max());
       memory = link.device->allocate(options_.chunk_bytes);

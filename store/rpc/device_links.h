@@ -135,6 +135,7 @@ class DeviceLinks {
   const DeviceLinksOptions options_;
   std::atomic<uint64_t> next_number_;
   LinkTable asked_, answered_;
+  Mutex making_room_;  // before all others
   Mutex mutex_;
   StoppableConditionVariable kept_;
   bool any_kept_ PTC_GUARDED_BY(mutex_) = false;     // since ends_unused_ looked
