@@ -20,6 +20,18 @@ constexpr auto kPause = std::chrono::microseconds(50);
 
 using Kept = std::vector<std::shared_ptr<const void>>;
 
+/// Memory of a device that may be gone: nobody gives it back, not at the end of the process either.
+struct LostMemory {
+  static void add(Kept kept) {
+    static LostMemory* const all = new LostMemory;
+    MutexLock lock(all->mutex);
+    all->kept.push_back(std::move(kept));
+  }
+
+  Mutex mutex;
+  std::vector<Kept> kept PTC_GUARDED_BY(mutex);
+};
+
 /// How many links are not at their end yet, those among them that nobody has any more. Threads:
 /// any.
 class EndingLinks {
@@ -30,7 +42,7 @@ class EndingLinks {
   }
   void end(Kept kept) {
     MutexLock lock(mutex_);
-    if (was_left_) (void)new Kept(std::move(kept));  // its device may be gone: it stays
+    if (was_left_) LostMemory::add(std::move(kept));
     else kept.clear();
     --count_;
     changed_.notify_all();
