@@ -78,6 +78,14 @@ def refuses(what):
     return unittest.mock.patch.dict(os.environ, {"PTC_STAND_IN_REFUSES": what})
 
 
+def committed(daemon):
+    """A job with a checkpoint `base` of a Llama."""
+    job = daemon.job("llama")
+    models.Llama().write_hf(job.incoming("base") + "/rank/0")
+    job.commit("base")
+    return job
+
+
 class Loads(mount.TestCase):
     mount_options = ("--memory", "256M")  # of which pages can be registered
     only_root = "can mount a tmpfs for the store"
@@ -85,9 +93,7 @@ class Loads(mount.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.job = cls.mount.job("llama")
-        models.Llama().write_hf(cls.job.incoming("base") + "/rank/0")
-        cls.job.commit("base")
+        cls.job = committed(cls.mount)
         cls.job.set_layout(tp=2)
 
     def check(self, where, rank, **sizes):
@@ -229,9 +235,7 @@ class InTheDevicesMemory(mount.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.job = cls.mount.job("llama")
-        models.Llama().write_hf(cls.job.incoming("base") + "/rank/0")
-        cls.job.commit("base")
+        cls.job = committed(cls.mount)
         cls.expected = [ptc.load(cls.job.path + "/checkpoints/base/layouts/tp2-pp1-dp1", rank=rank, copy=True) for rank in range(2)]
         cls.job.set_layout(tp=2, memory="device")
 
