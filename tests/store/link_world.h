@@ -26,7 +26,6 @@ struct LinkFaults {
   std::function<void()> finds;                            // before there is a maker
   std::function<void(MemoryPointer, uint64_t)> received;  // after it came
   std::atomic<int> sent{0}, came{0};
-  std::atomic<uint64_t> most_wanted{0};  // bytes of a receive
 };
 
 /// Links of another maker, with faults.
@@ -66,7 +65,6 @@ class FaultyLinks final : public DeviceLinkMaker {
     }
     Result<> receive(MemoryPointer to, uint64_t count) override {
       const int number = ++faults_->came;
-      if (count > faults_->most_wanted) faults_->most_wanted = count;
       if (faults_->receives) {
         PTC_TRY(faults_->receives(number));
       }

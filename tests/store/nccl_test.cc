@@ -656,7 +656,6 @@ TEST_F(LinkTransport, ANodeThatSpeaksNonsenseHarmsNobody) {
     EXPECT_TRUE(has_error(world_->transport().fetch(items, {}), Code::kUnavailable));
     EXPECT_EQ(items[0].begin, 0u);
     EXPECT_EQ(node(0).links().asked(), 0u);
-    EXPECT_LE(node(0).faults().most_wanted, kChunk) << "a device does not check what it writes";
   }
 }
 
